@@ -1,0 +1,54 @@
+"""The numbers that define a decoder architecture."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama-3 frequency scaling (`rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A Llama-like decoder. Frozen and hashable, so it can be a static argument of `jax.jit`.
+
+    `vocab_size` counts rows of the embedding, padding rows included; which ids may be emitted is the tokenizer's business
+    (see `decoding`), not the model's.
+    """
+
+    family: str  # "llama", "mistral", "qwen2" or "qwen3": the Hugging Face `model_type`
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-6
+    tie_embeddings: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    max_positions: int = 2048
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
+                "every kv head must serve the same number of query heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even for rotary embeddings")
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per kv head (G)."""
+        return self.num_heads // self.num_kv_heads

@@ -1,0 +1,153 @@
+"""The decoder: a Flax NNX holder of parameters and pure functions that compute with them.
+
+Axes: B batch row, T query tokens, S cache slots, D model, H heads, K kv heads, E head dim, F mlp, V vocabulary, L layers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mars_jax.models import parameters
+from mars_jax.models.config import ModelConfig
+from mars_jax.models.parameters import Params
+from mars_jax.models.rope import rotate, rotation
+
+# attend(q_BTHE, k_BTKE, v_BTKE, layer_cache) -> out_BTHE
+Attend = Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array]
+
+
+class Decoder(nnx.Module):
+    """Holds the parameters as `nnx.Param`s in the tree of `parameter_specs`. Use `params()` and the functions below."""
+
+    def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        self.cfg = cfg
+        tree = parameters.init_parameters(rngs.params(), cfg, dtype)
+        self.tree = nnx.data(jax.tree.map(nnx.Param, tree))
+
+    def params(self) -> Params:
+        """The parameters as a nested dict of arrays."""
+        return nnx.to_pure_dict(nnx.state(self, nnx.Param))["tree"]
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """RMS normalisation over the last axis, in float32; the result has x's dtype."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def linear(x: jax.Array, p: Params) -> jax.Array:
+    """`x @ kernel (+ bias)` in x's dtype."""
+    y = x @ p["kernel"].astype(x.dtype)
+    return y + p["bias"].astype(x.dtype) if "bias" in p else y
+
+
+def _heads(x_BTX: jax.Array, head_dim: int) -> jax.Array:
+    return x_BTX.reshape(*x_BTX.shape[:2], -1, head_dim)
+
+
+def layer(x_BTD, p: Params, cfg: ModelConfig, rope, attend: Attend, layer_cache):
+    """One transformer layer. Returns `(x_BTD, (k_BTKE, v_BTKE))` with rotated keys."""
+    attention = p["attention"]
+    h = rms_norm(x_BTD, p["attention_norm"]["scale"], cfg.norm_eps)
+    q = _heads(linear(h, attention["query"]), cfg.head_dim)
+    k = _heads(linear(h, attention["key"]), cfg.head_dim)
+    v = _heads(linear(h, attention["value"]), cfg.head_dim)
+    if cfg.qk_norm:
+        q = rms_norm(q, attention["query_norm"]["scale"], cfg.norm_eps)
+        k = rms_norm(k, attention["key_norm"]["scale"], cfg.norm_eps)
+    q, k = rotate(q, *rope), rotate(k, *rope)
+    out = attend(q, k, v, layer_cache)
+    x_BTD = x_BTD + linear(out.reshape(*x_BTD.shape[:2], -1), attention["output"])
+    h = rms_norm(x_BTD, p["mlp_norm"]["scale"], cfg.norm_eps)
+    h = jax.nn.silu(linear(h, p["mlp"]["gate"])) * linear(h, p["mlp"]["up"])
+    return x_BTD + linear(h, p["mlp"]["down"]), (k, v)
+
+
+def embed(params: Params, tokens_BT: jax.Array, dtype) -> jax.Array:
+    return params["embedding"]["table"][tokens_BT].astype(dtype)
+
+
+def unembed(params: Params, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:
+    """Float32 logits `[..., V]` of final hidden states `[..., D]` (already normed)."""
+    if cfg.tie_embeddings:
+        table = params["embedding"]["table"].astype(hidden.dtype)
+        return jnp.einsum("...D,VD->...V", hidden, table, preferred_element_type=jnp.float32)
+    kernel = params["head"]["kernel"].astype(hidden.dtype)
+    return jnp.einsum("...D,DV->...V", hidden, kernel, preferred_element_type=jnp.float32)
+
+
+def unstack_layers(params: Params) -> Params:
+    """The same parameters with `layers` as a tuple of per-layer dicts: unrolled instead of scanned.
+
+    On CPU a scan copies every layer's weights out of the stacked array at each step; separate arrays are read in place.
+    """
+    count = jax.tree.leaves(params["layers"])[0].shape[0]
+    layers = tuple(jax.tree.map(lambda a, i=i: a[i], params["layers"]) for i in range(count))
+    return {**params, "layers": layers}
+
+
+def _run_layers(params: Params, body, x, cache):
+    """Run `body(x, (layer_params, layer_cache)) -> (x, y)` over all layers; ys are stacked if the layers are."""
+    layers = params["layers"]
+    if isinstance(layers, tuple):
+        ys = []
+        for i, p in enumerate(layers):
+            x, y = body(x, (p, None if cache is None else cache[i]))
+            ys.append(y)
+        return x, tuple(ys)
+    return jax.lax.scan(body, x, (layers, cache))
+
+
+def forward(
+    params: Params,
+    cfg: ModelConfig,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array,
+    attend: Attend,
+    *,
+    dtype=jnp.float32,
+    remat: bool = False,
+) -> jax.Array:
+    """Final hidden states `[B, T, D]` (after the last norm) of a forward without a cache.
+
+    `attend` is called as `attend(q, k, v, None)`. With `remat`, each layer is recomputed in the backward pass.
+    """
+    rope = rotation(cfg, positions_BT)
+
+    def body(x, scanned):
+        p, _ = scanned
+        x, _ = layer(x, p, cfg, rope, attend, None)
+        return x, None
+
+    body = jax.checkpoint(body) if remat else body
+    x, _ = _run_layers(params, body, embed(params, tokens_BT, dtype), None)
+    return rms_norm(x, params["final_norm"]["scale"], cfg.norm_eps)
+
+
+def forward_with_kv(
+    params: Params,
+    cfg: ModelConfig,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array,
+    attend: Attend,
+    cache,
+    *,
+    dtype=jnp.float32,
+):
+    """Final hidden states and the keys and values of these tokens; the cache is read, not written.
+
+    `cache`: per layer `(k_BSKE, v_BSKE)`, stacked on a leading layer axis if `params["layers"]` is stacked, else a tuple;
+    or None. Returns `(hidden_BTD, kv)` with `kv` = `(k_LBTKE, v_LBTKE)` or a tuple of per-layer `(k_BTKE, v_BTKE)`.
+    """
+    rope = rotation(cfg, positions_BT)
+
+    def body(x, scanned):
+        p, layer_cache = scanned
+        return layer(x, p, cfg, rope, attend, layer_cache)
+
+    x, kv = _run_layers(params, body, embed(params, tokens_BT, dtype), cache)
+    return rms_norm(x, params["final_norm"]["scale"], cfg.norm_eps), kv

@@ -1,0 +1,109 @@
+"""Sums of cross-entropies over loss entries, never holding the logits of a whole row.
+
+Axes: B batch row, T tokens of both streams, M loss entries, C entries of a chunk, D model, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mars_jax.models import decoder
+from mars_jax.models.attention import dense_attention
+from mars_jax.models.config import ModelConfig
+from mars_jax.models.parameters import Params
+from mars_jax.objective.streams import Batch
+from mars_jax.objective.visibility import visible
+
+
+class LossSums(NamedTuple):
+    """Sums over a batch; divide by the global count of trained tokens. Float32 scalars but for the per-offset rows `[O]`.
+
+    ar, mask:              weighted cross-entropies of L_AR and L_mask.
+    ar_weight:             total weight of predictions with a fully clean history, in both losses (for the AR share).
+    total_weight:          total weight of all predictions.
+    correct_by_offset, entries_by_offset: top-1 hits and entries, by number of placeholders looked through.
+    """
+
+    ar: jax.Array
+    mask: jax.Array
+    ar_weight: jax.Array
+    total_weight: jax.Array
+    correct_by_offset: jax.Array
+    entries_by_offset: jax.Array
+
+
+def dense_attend(batch: Batch):
+    """`attend` for a batch: the reference, with the whole `[B, T, T]` mask."""
+    mask = visible(batch.visibility, batch.visibility)
+
+    def attend(q, k, v, _):
+        return dense_attention(q, k, v, mask)
+
+    return attend
+
+
+def loss_sums(
+    params: Params,
+    cfg: ModelConfig,
+    batch: Batch,
+    *,
+    num_offsets: int,
+    make_attend=dense_attend,
+    dtype=jnp.float32,
+    remat: bool = False,
+    chunk: int = 256,
+) -> LossSums:
+    """Forward both streams once and sum the losses. `num_offsets`: rows of the per-offset counts (B + 1 is enough)."""
+    hidden_BTD = decoder.forward(
+        params, cfg, batch.tokens, batch.visibility.position, make_attend(batch), dtype=dtype, remat=remat
+    )
+    return entry_sums(params, cfg, hidden_BTD, batch, num_offsets=num_offsets, chunk=chunk)
+
+
+def entry_sums(params: Params, cfg: ModelConfig, hidden_BTD, batch: Batch, *, num_offsets: int, chunk: int) -> LossSums:
+    """Losses of the entries from final hidden states; `chunk` entries per row are projected to the vocabulary at a time."""
+    count = batch.source.shape[1]
+    chunk = min(chunk, count)
+    pad = -count % chunk
+    fields = (batch.source, batch.target, batch.weight_ar, batch.weight_mask, batch.offset)
+    fields = tuple(jnp.pad(f, ((0, 0), (0, pad))) for f in fields)
+    chunks = tuple(f.reshape(f.shape[0], -1, chunk).swapaxes(0, 1) for f in fields)
+
+    @jax.checkpoint
+    def one_chunk(entries) -> LossSums:
+        source, target, weight_ar, weight_mask, offset = entries
+        hidden = jnp.take_along_axis(hidden_BTD, source[..., None], axis=1)
+        logits = decoder.unembed(params, cfg, hidden)
+        chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+        losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+        used = ((weight_ar + weight_mask) > 0).astype(jnp.float32)
+        correct = used * (jnp.argmax(logits, axis=-1) == target)
+        rows = jax.nn.one_hot(offset, num_offsets, dtype=jnp.float32)
+        weight = weight_ar + weight_mask
+        return LossSums(
+            ar=(losses * weight_ar).sum(),
+            mask=(losses * weight_mask).sum(),
+            ar_weight=(weight * (offset == 0)).sum(),
+            total_weight=weight.sum(),
+            correct_by_offset=(rows * correct[..., None]).sum((0, 1)),
+            entries_by_offset=(rows * used[..., None]).sum((0, 1)),
+        )
+
+    zero = jnp.zeros((), jnp.float32)
+    rows = jnp.zeros((num_offsets,), jnp.float32)
+    nothing = LossSums(zero, zero, zero, zero, rows, rows)
+
+    def step(total, entries):
+        _, _, weight_ar, weight_mask, _ = entries
+        used = jnp.any((weight_ar + weight_mask) > 0)  # entries are front-packed: later chunks are often empty
+        sums = jax.lax.cond(used, one_chunk, lambda _: nothing, entries)
+        return jax.tree.map(jnp.add, total, sums), None
+
+    total, _ = jax.lax.scan(step, nothing, chunks)
+    return total
+
+
+def combine(sums: LossSums, trained: jax.Array, ar_weight: float) -> jax.Array:
+    """`(L_mask + ar_weight · L_AR)`, both divided by the trained tokens of the whole global batch."""
+    return (sums.mask + ar_weight * sums.ar) / trained
