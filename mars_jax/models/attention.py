@@ -1,7 +1,7 @@
 """Masked attention: the dense reference and the cached form used in decoding.
 
-Masks are arguments (`objective.visibility` makes them). Softmax is float32. A query that may see nothing gets zeros, not NaN,
-and its gradient is zero.
+Masks are arguments (`objective.visibility` makes them). Softmax is float32. A query that may see nothing gets zeros,
+not NaN, and its gradient is zero.
 """
 
 import math
@@ -41,13 +41,13 @@ def cached_attention(
     cache_mask_BTS: jax.Array,
     new_mask_BTT: jax.Array,
 ) -> jax.Array:
-    """Attention over cached keys and this call's own keys, in one softmax. The cache (`k_BSKE`, `v_BSKE`) is only read."""
+    """Attention over cached keys (`k_BSKE`, `v_BSKE`, only read) and this call's own keys, in one softmax."""
     k_cache_BSKE, v_cache_BSKE = cache
     q_BTKGE = _grouped(q_BTHE, k_BTKE.shape[2])
     old = _scores(q_BTKGE, k_cache_BSKE, cache_mask_BTS)
     new = _scores(q_BTKGE, k_BTKE, new_mask_BTT)
     peak = jnp.maximum(old.max(-1, keepdims=True), new.max(-1, keepdims=True))
-    # Masked scores give exp(MASKED - peak) = 0 unless a row sees nothing at all; the products with the mask cover that row.
+    # Masked scores give exp(MASKED - peak) = 0 unless a row sees nothing at all: the products with the mask cover that.
     old = jnp.exp(old - peak) * cache_mask_BTS[:, None, None]
     new = jnp.exp(new - peak) * new_mask_BTT[:, None, None]
     total = old.sum(-1, keepdims=True) + new.sum(-1, keepdims=True)

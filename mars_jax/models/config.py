@@ -17,8 +17,8 @@ class RopeScaling:
 class ModelConfig:
     """A Llama-like decoder. Frozen and hashable, so it can be a static argument of `jax.jit`.
 
-    `vocab_size` counts rows of the embedding, padding rows included; which ids may be emitted is the tokenizer's business
-    (see `decoding`), not the model's.
+    `vocab_size` counts rows of the embedding, padding rows included; which ids may be emitted is the tokenizer's
+    business (see `decoding`), not the model's.
     """
 
     family: str  # "llama", "mistral", "qwen2" or "qwen3": the Hugging Face `model_type`

@@ -1,6 +1,7 @@
 """The decoder: a Flax NNX holder of parameters and pure functions that compute with them.
 
-Axes: B batch row, T query tokens, S cache slots, D model, H heads, K kv heads, E head dim, F mlp, V vocabulary, L layers.
+Axes: B batch row, T query tokens, S cache slots, D model, H heads, K kv heads, E head dim, F mlp, V vocabulary,
+L layers.
 """
 
 from collections.abc import Callable
@@ -140,8 +141,8 @@ def forward_with_kv(
 ):
     """Final hidden states and the keys and values of these tokens; the cache is read, not written.
 
-    `cache`: per layer `(k_BSKE, v_BSKE)`, stacked on a leading layer axis if `params["layers"]` is stacked, else a tuple;
-    or None. Returns `(hidden_BTD, kv)` with `kv` = `(k_LBTKE, v_LBTKE)` or a tuple of per-layer `(k_BTKE, v_BTKE)`.
+    `cache`: per layer `(k_BSKE, v_BSKE)`, stacked on a leading layer axis if `params["layers"]` is stacked, else a
+    tuple; or None. Returns `(hidden_BTD, kv)` with `kv` = `(k_LBTKE, v_LBTKE)` or a tuple of per-layer `(k_BTKE, v_BTKE)`.
     """
     rope = rotation(cfg, positions_BT)
 

@@ -17,7 +17,7 @@ from mars_jax.objective.visibility import visible
 
 
 class LossSums(NamedTuple):
-    """Sums over a batch; divide by the global count of trained tokens. Float32 scalars but for the per-offset rows `[O]`.
+    """Sums over a batch; divide by the global count of trained tokens. Float32 scalars, per-offset rows `[O]`.
 
     ar, mask:              weighted cross-entropies of L_AR and L_mask.
     ar_weight:             total weight of predictions with a fully clean history, in both losses (for the AR share).
@@ -62,7 +62,7 @@ def loss_sums(
 
 
 def entry_sums(params: Params, cfg: ModelConfig, hidden_BTD, batch: Batch, *, num_offsets: int, chunk: int) -> LossSums:
-    """Losses of the entries from final hidden states; `chunk` entries per row are projected to the vocabulary at a time."""
+    """Losses of the entries from final hidden states, `chunk` entries per row projected to the vocabulary at a time."""
     count = batch.source.shape[1]
     chunk = min(chunk, count)
     pad = -count % chunk

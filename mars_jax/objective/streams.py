@@ -1,7 +1,7 @@
 """The two streams of a training row: clean tokens, then the noisy stream's placeholders, and what each must predict.
 
-Host code on numpy arrays, one packed row at a time. The result is a `Batch` row of fixed shape; `visibility.visible` turns its
-integers into the attention mask, `losses` its entries into the loss. Source: MARS, sections 3.1 and 3.2.
+Host code on numpy arrays, one packed row at a time. The result is a `Batch` row of fixed shape; `visibility.visible`
+turns its integers into the attention mask, `losses` its entries into the loss. Source: MARS, sections 3.1 and 3.2.
 """
 
 import math
@@ -212,7 +212,7 @@ def _clean_mask_weights(row, cfg, blocks, chosen, scale, trained) -> np.ndarray:
     """Weight in L_mask of clean-stream predictions.
 
     within: the first token of each chosen block. shifted: tokens that follow a block without trained tokens (only a
-    sequence anchor has them); the reference predicts them from a noisy copy of the clean stream, which is the same number.
+    sequence anchor has them); the reference predicts them from a noisy copy of the clean stream: the same number.
     """
     weights = np.zeros(len(trained))
     if not cfg.shifted:
@@ -227,7 +227,7 @@ def _clean_mask_weights(row, cfg, blocks, chosen, scale, trained) -> np.ndarray:
 
 
 def _add_diffused_blocks(row, cfg, rng, blocks, scale, trained, noisy, entries):
-    """Bidirectional blocks with a random mask rate each; a placeholder predicts the token it stands for (arXiv 2503.09573)."""
+    """Bidirectional blocks, each with its random mask rate; a placeholder predicts its own token (arXiv 2503.09573)."""
     for group, (start, stop) in enumerate(blocks, 1):
         rate = float(rng.uniform(1e-3, 1.0))
         masked = trained[start:stop] & (rng.random(stop - start) < rate)
