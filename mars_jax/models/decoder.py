@@ -142,7 +142,8 @@ def forward_with_kv(
     """Final hidden states and the keys and values of these tokens; the cache is read, not written.
 
     `cache`: per layer `(k_BSKE, v_BSKE)`, stacked on a leading layer axis if `params["layers"]` is stacked, else a
-    tuple; or None. Returns `(hidden_BTD, kv)` with `kv` = `(k_LBTKE, v_LBTKE)` or a tuple of per-layer `(k_BTKE, v_BTKE)`.
+    tuple; or None. Returns `(hidden_BTD, kv)` with `kv` = `(k_LBTKE, v_LBTKE)` or a tuple of
+    per-layer `(k_BTKE, v_BTKE)`.
     """
     rope = rotation(cfg, positions_BT)
 
