@@ -1,0 +1,23 @@
+"""JAX settings of every test: eight fake CPU devices, no silent broadcasting, compiled programs cached between runs."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that reaches for a hub is wrong
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import jax
+import pytest
+from helpers.paths import REPOSITORY
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture
+def debug_nans():
+    """Fail at the operation that makes a NaN."""
+    with jax.debug_nans(True):
+        yield
