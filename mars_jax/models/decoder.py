@@ -33,17 +33,22 @@ class Decoder(nnx.Module):
         return nnx.to_pure_dict(nnx.state(self, nnx.Param))["tree"]
 
 
+def _on_last_axis(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """A `[D]` vector shaped to broadcast against `x` `[..., D]` (ranks are never promoted silently in this project)."""
+    return vector.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """RMS normalisation over the last axis, in float32; the result has x's dtype."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+    return (normed * _on_last_axis(scale.astype(jnp.float32), x)).astype(x.dtype)
 
 
 def linear(x: jax.Array, p: Params) -> jax.Array:
     """`x @ kernel (+ bias)` in x's dtype."""
     y = x @ p["kernel"].astype(x.dtype)
-    return y + p["bias"].astype(x.dtype) if "bias" in p else y
+    return y + _on_last_axis(p["bias"].astype(x.dtype), y) if "bias" in p else y
 
 
 def _heads(x_BTX: jax.Array, head_dim: int) -> jax.Array:

@@ -25,7 +25,7 @@ def inverse_frequencies(cfg: ModelConfig) -> np.ndarray:
 
 def rotation(cfg: ModelConfig, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Float32 cosines and sines, each `[B, T, 1, E/2]`."""
-    angles = positions_BT[..., None, None].astype(jnp.float32) * inverse_frequencies(cfg)
+    angles = positions_BT[..., None, None].astype(jnp.float32) * inverse_frequencies(cfg)[None, None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 
 
