@@ -1,0 +1,12 @@
+"""MARS in JAX: one ordinary language model that decodes several tokens per forward."""
+
+import importlib
+
+_LAZY = {"load": "mars_jax.models.loading"}
+
+
+def __getattr__(name: str):
+    # Imported on first use, so that `import mars_jax` and every `--help` are instant.
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
