@@ -1,0 +1,1 @@
+"""Evaluation: lm-evaluation-harness tasks through our decoder, the paper's tables and curves."""
