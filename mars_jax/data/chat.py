@@ -1,8 +1,8 @@
 """A chat as token ids, and which of them are trained: every assistant text with its end-of-turn token, nothing else.
 
-The tokenizer's own template is the only authority. It is rendered once as a whole, once up to each assistant turn with the
-generation prompt; what the model would have to emit after that prompt is the trained text. Both of its ends must be token
-boundaries (the text before, tokenised alone, gives the very same ids), so that training sees what decoding will see.
+The tokenizer's own template is the only authority. It is rendered once as a whole, once up to each assistant turn with
+the generation prompt; what the model would have to emit after that prompt is the trained text. Both of its ends must be
+token boundaries (the text before, tokenised alone, gives the very same ids), so training sees what decoding will see.
 """
 
 import functools
@@ -20,7 +20,7 @@ _MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 @dataclass(frozen=True)
 class Chat:
-    """tokens: int32 `[n]` ids. spans: int32 `[k, 2]` half-open indices of the trained tokens, one pair an assistant turn."""
+    """tokens: int32 `[n]` ids. spans: int32 `[k, 2]` half-open indices of trained tokens, a pair an assistant turn."""
 
     tokens: np.ndarray
     spans: np.ndarray
@@ -42,7 +42,7 @@ class RefusedChatError(Exception):
 def encode_chat(messages: Sequence[Mapping], tokenizer) -> Chat:
     """Ids of the rendered chat, equal to `apply_chat_template`'s, and its trained spans.
 
-    Raises RefusedChatError when an assistant turn cannot be located exactly, UserError when the tokenizer has no template.
+    Raises RefusedChatError when an assistant turn cannot be located exactly, UserError when there is no template.
     """
     text = render(messages, tokenizer)
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]

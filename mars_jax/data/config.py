@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class DataConfig:
     """Where chats come from and how they fill rows.
 
-    path:          `synthetic` (the embedded generator), a JSONL file, a folder made by `mars_jax.prepare`, a folder or hub name
-                   of a Hugging Face data set (`hf:name` where a path of that name exists), or `tfds:name`.
+    path:          `synthetic` (the embedded generator), a JSONL file, a folder made by `mars_jax.prepare`, a folder or
+                   hub name of a Hugging Face data set (`hf:name` where a path has that name), or `tfds:name`.
     subset, split: configuration and split of a hub or tfds data set.
     prompt_column, answer_column: columns of data sets that have no `messages`; by default `prompt`/`answer` or
                    `question`/`answer`.

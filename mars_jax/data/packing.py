@@ -1,7 +1,7 @@
 """Rows of a fixed length filled with whole chats.
 
-A row has room for so many clean tokens and so many placeholders (`StreamConfig.row_length`, `noisy_length`); both budgets are
-kept. Chats become segments, which never see one another, so packing changes no loss.
+A row has room for so many clean tokens and so many placeholders (`StreamConfig.row_length`, `noisy_length`); both
+budgets are kept. Chats become segments, which never see one another, so packing changes no loss.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from mars_jax.data.chat import Chat
 from mars_jax.objective.streams import Row, StreamConfig
 
-OPEN_ROWS = 2048  # rows a chat is tried on; bounds the time per chat, costs under 1 % of fill
+OPEN_ROWS = 2048  # rows a chat is tried on: bounds the time per chat
 
 
 def fit(chat: Chat, cfg: StreamConfig) -> Chat | None:
@@ -60,9 +60,8 @@ def placeholder_cost(chat: Chat, cfg: StreamConfig) -> float:
         covered = sorted({block for first, last in grid for block in range(first, last)})
         spans = np.array([(b * size, min((b + 1) * size, len(chat.tokens))) for b in covered]).reshape(-1, 2)
     lengths = spans[:, 1] - spans[:, 0]
-    shortest_first = size - 1 if cfg.random_offset and cfg.anchor == "response" else 0
     if cfg.block_fraction < 1.0:
-        return cfg.block_fraction * float((-(-(lengths + shortest_first) // size)).sum())
+        return cfg.block_fraction * float((-(-lengths // size)).sum())
     if cfg.recipe == "block_diffusion" or cfg.shifted:
         return int(lengths.sum())
     return int((lengths - -(-lengths // size)).sum())
