@@ -1,17 +1,20 @@
 """`load(path)`: a model from a Hugging Face folder, a hub id, a `.gguf` file or a training run's output folder."""
 
-import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mars_jax.errors import UserError
-from mars_jax.models import families, gguf, masking
+from mars_jax.models import families, gguf, masking, run_folder
 from mars_jax.models.config import ModelConfig
-from mars_jax.models.parameters import Params
+from mars_jax.models.hf_folder import COPIED_FILES, TENSOR_DTYPES, read_json
+from mars_jax.models.parameters import Params, is_spec, parameter_specs
 from mars_jax.models.tensors import SafetensorsFolder, read_parameters
 
 
@@ -25,7 +28,8 @@ class LoadedModel:
     mask_id: the id of `[MASK]`.
     stop_ids: end tokens, the union of config, generation config and tokenizer, sorted.
     emit_mask: boolean `[V]`, false for `[MASK]`, padded vocabulary rows and ids unknown to the tokenizer.
-    hf_folder: the source's `config.json` and tokenizer files.
+    hf_folder: holds the source's `config.json` and tokenizer files.
+    tensor_dtypes: the stored type of every tensor of the source by its Hugging Face name; export keeps both.
     """
 
     cfg: ModelConfig
@@ -35,6 +39,7 @@ class LoadedModel:
     stop_ids: tuple[int, ...]
     emit_mask: np.ndarray
     hf_folder: Path
+    tensor_dtypes: Mapping[str, str]
 
 
 def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, step=None) -> LoadedModel:
@@ -42,27 +47,30 @@ def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, st
 
     path: a Hugging Face folder with safetensors, a hub id, a `.gguf` file, or a run's `output_dir`.
     dtype: of the parameters, float32 by default.
-    shardings: a tree of `jax.sharding.Sharding` like the parameters; each host then reads only its devices' slices.
+    shardings: a tree of `jax.sharding.Sharding` like the parameters, or a function of the `ModelConfig` that makes one;
+        each host then reads only its devices' slices. By default everything lies on one device.
     mask_token: the text of the token to serve as `[MASK]`; by default see `masking.choose_mask`.
     revision: of a hub repository.  step: of a run's checkpoints, the latest by default.
 
     Raises `UserError` for a path that holds none of these, an unsupported architecture or tensors that do not fit it.
     """
     dtype = jnp.dtype(dtype or jnp.float32)
-    local = Path(path)
-    if local.is_file():
-        folder, source = gguf.unpack(local)
-    elif local.is_dir():
-        folder, source = local, SafetensorsFolder(local)
+    local = Path(path).expanduser()
+    is_run = run_folder.is_run_folder(local)
+    if step is not None and not is_run:
+        raise UserError(f"step={step}: {path} is not a run's output folder, so it has no steps")
+    if is_run:
+        folder = local / run_folder.METADATA
+        tensor_dtypes = read_json(folder / TENSOR_DTYPES)
     else:
-        raise UserError(f"{path}: no such file or folder")
+        folder, source = _open(path, local, revision)
+        tensor_dtypes = source.dtypes()
     cfg = families.model_config(read_json(folder / "config.json"))
-    params = read_parameters(cfg, source, dtype=dtype, shardings=shardings)
-    return assemble(folder, cfg, params, mask_token)
-
-
-def assemble(folder: Path, cfg: ModelConfig, params: Params, mask_token: str | None) -> LoadedModel:
-    """A `LoadedModel` from parameters and the folder that holds their config and tokenizer."""
+    shardings = _all_shardings(cfg, shardings)
+    if is_run:
+        params = run_folder.restore_parameters(local, cfg, dtype=dtype, shardings=shardings, step=step)
+    else:
+        params = read_parameters(cfg, source, dtype=dtype, shardings=shardings)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     mask_id = masking.choose_mask(tokenizer, cfg.vocab_size, mask_token)
     return LoadedModel(
@@ -73,7 +81,48 @@ def assemble(folder: Path, cfg: ModelConfig, params: Params, mask_token: str | N
         stop_ids=stop_ids(folder, tokenizer),
         emit_mask=masking.emit_mask(tokenizer, cfg.vocab_size, mask_id),
         hf_folder=folder,
+        tensor_dtypes=tensor_dtypes,
     )
+
+
+def _open(path, local: Path, revision: str | None):
+    """The folder with config and tokenizer, and the tensors."""
+    if local.is_dir():
+        return local, SafetensorsFolder(local)
+    if local.is_file():
+        if local.suffix != ".gguf":
+            raise UserError(f"{path}: expected a folder or a .gguf file")
+        return gguf.unpack(local)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        raise UserError(f"{path}: no such file or folder, nor a hub id of the form owner/name")
+    folder = _download(str(path), revision)
+    return folder, SafetensorsFolder(folder)
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    """Fetch a hub repository's config, tokenizer and safetensors; never a pickle or code."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    allowed = ["model*.safetensors", "model.safetensors.index.json", *COPIED_FILES]
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=allowed, ignore_patterns=["*/*"]))
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"{repository}: no such folder here, and the hub cannot be reached for it; "
+            "download the repository elsewhere and pass its folder"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise UserError(f"{repository}: no such folder here, and the hub refused it: {error}") from error
+
+
+def _all_shardings(cfg: ModelConfig, shardings) -> Params:
+    if callable(shardings):
+        return shardings(cfg)
+    if shardings is not None:
+        return shardings
+    alone = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda _: alone, parameter_specs(cfg), is_leaf=is_spec)
 
 
 def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -85,12 +134,3 @@ def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...
     for value in named:
         ids |= set(value) if isinstance(value, list) else {value}
     return tuple(sorted(ids - {None}))
-
-
-def read_json(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None

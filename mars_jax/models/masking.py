@@ -16,9 +16,9 @@ UNUSED_TOKENS = (
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerBase, vocab_size: int, mask_token: str | None = None) -> int:
-    """The id of `[MASK]`; makes it the tokenizer's mask token, adding it where a vocabulary row is free.
+    """The id of `[MASK]`; makes it the tokenizer's mask token, adding it where a row is free.
 
-    Tried in this order: `mask_token`, the tokenizer's own mask token, a new `<|mask|>` on a padded row of the embedding,
+    Tried in order: `mask_token`, the tokenizer's own mask token, a new `<|mask|>` on a padded row of the embedding,
     an unused special token of a known tokenizer. Raises `UserError` if all fail.
     """
     vocab = tokenizer.get_vocab()
@@ -50,7 +50,7 @@ def choose_mask(tokenizer: PreTrainedTokenizerBase, vocab_size: int, mask_token:
 
 
 def emit_mask(tokenizer: PreTrainedTokenizerBase, vocab_size: int, mask_id: int) -> np.ndarray:
-    """Boolean `[V]`: the ids that may be emitted, so not `[MASK]`, padded rows and other ids unknown to the tokenizer."""
+    """Boolean `[V]`: the ids that may be emitted, so not `[MASK]`, padded rows and ids unknown to the tokenizer."""
     allowed = np.zeros(vocab_size, bool)
     known = np.fromiter(tokenizer.get_vocab().values(), np.int64)
     allowed[known[known < vocab_size]] = True

@@ -15,7 +15,7 @@ from mars_jax.models.families import EMBEDDING, HEAD, TensorName, tensor_names
 from mars_jax.models.parameters import Params, is_spec, parameter_specs
 
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16")  # what float32 parameters can hold exactly
 
 
 class TensorSource(Protocol):
@@ -69,18 +69,13 @@ def _weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} found{hint}")
 
 
-def read_parameters(cfg: ModelConfig, source: TensorSource, *, dtype, shardings=None) -> Params:
-    """The parameter tree of `cfg` in `dtype`.
-
-    shardings: a tree of the same structure that places each array; by default all lie on one device.
+def read_parameters(cfg: ModelConfig, source: TensorSource, *, dtype, shardings: Params) -> Params:
+    """The parameter tree of `cfg` in `dtype`, each array placed by the sharding at its place in `shardings`.
 
     Raises `UserError` listing every missing, unused and mis-shaped tensor at once.
     """
     specs, table = parameter_specs(cfg), tensor_names(cfg)
     _check(cfg, source, specs, table)
-    if shardings is None:
-        alone = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda _: alone, table)
 
     def place(spec, name, sharding):
         return _place(spec.shape, name, source, np.dtype(dtype), sharding)

@@ -1,0 +1,46 @@
+"""Parameters from the output folder of a training run.
+
+Layout: `hf/` holds config and tokenizer (`hf_folder.write_metadata`), `checkpoints/<step>/params` the parameter tree.
+"""
+
+from pathlib import Path
+
+import jax
+
+from mars_jax.errors import UserError
+from mars_jax.models.config import ModelConfig
+from mars_jax.models.parameters import Params, parameter_shapes
+
+METADATA, CHECKPOINTS = "hf", "checkpoints"
+
+
+def is_run_folder(folder: Path) -> bool:
+    return (folder / METADATA / "config.json").exists()
+
+
+def restore_parameters(folder: Path, cfg: ModelConfig, *, dtype, shardings: Params, step: int | None) -> Params:
+    """The parameters of the latest complete checkpoint, or of `step`.
+
+    Raises `UserError` where there is none, or it cannot be read.
+    """
+    import orbax.checkpoint as ocp
+
+    checkpoints = (folder / CHECKPOINTS).absolute()
+    if not checkpoints.is_dir():
+        raise UserError(f"{folder}: no checkpoint yet")
+    with ocp.CheckpointManager(checkpoints, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        steps = sorted(manager.all_steps())
+        if not steps:
+            raise UserError(f"{folder}: no complete checkpoint yet")
+        step = steps[-1] if step is None else step
+        if step not in steps:
+            raise UserError(f"{folder}: no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+        target = jax.tree.map(
+            lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+            parameter_shapes(cfg, dtype),
+            shardings,
+        )
+        try:
+            return manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target))).params
+        except (ValueError, KeyError, OSError) as error:
+            raise UserError(f"{checkpoints / str(step)}: cannot be read ({error}); choose another step") from error
