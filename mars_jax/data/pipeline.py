@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from mars_jax.data.chat import Chat, RefusedChatError, encode_chat
+from mars_jax.data.chat import Chat, RefusedChatError, encode_chats
 from mars_jax.data.config import DataConfig
 from mars_jax.data.packing import fit, make_row, pack
 from mars_jax.data.sources import Messages, held_out_chats, training_chats
@@ -24,6 +24,8 @@ from mars_jax.errors import UserError
 from mars_jax.objective.streams import Batch, Row, StreamConfig, build_streams, empty_row, stack
 
 log = logging.getLogger("mars_jax.data")
+
+CHUNK = 512  # chats a call of the tokenizer
 
 
 @dataclass(frozen=True)
@@ -229,19 +231,16 @@ def encode_all(chats: Sequence[Messages], stream: StreamConfig, tokenizer) -> tu
     kept: list[Chat] = []
     counts = Counter(truncated=0, dropped=0)
     last_log = time.monotonic()
-    for number, messages in enumerate(chats):
+    for start in range(0, len(chats), CHUNK):
         if time.monotonic() - last_log > 10:
-            log.info("encoded %d of %d chats", number, len(chats))
+            log.info("encoded %d of %d chats", start, len(chats))
             last_log = time.monotonic()
-        try:
-            chat = encode_chat(messages, tokenizer)
-        except RefusedChatError as error:
-            counts[error.reason] += 1
-            continue
-        fitted = fit(chat, stream)
-        if fitted is None:
-            counts["dropped"] += 1
-            continue
-        counts["truncated"] += fitted.trained < chat.trained
-        kept.append(fitted)
+        for chat in encode_chats(chats[start : start + CHUNK], tokenizer):
+            if isinstance(chat, RefusedChatError):
+                counts[chat.reason] += 1
+            elif (fitted := fit(chat, stream)) is None:
+                counts["dropped"] += 1
+            else:
+                counts["truncated"] += fitted.trained < chat.trained
+                kept.append(fitted)
     return kept, counts
