@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Submit a run to a GKE cluster made with XPK. A thin wrapper of `xpk workload create`.
+#
+#   launch/gke/xpk.sh --name mars --cluster my-cluster --project my-project --zone us-east5-b \
+#     --slice v6e:4x4 --image us-docker.pkg.dev/my-project/mars/mars-jax:latest -- \
+#     --config configs/paper/0p5b_mars_b4.yaml output_dir=gs://my-bucket/runs/mars
+#
+#   --name NAME --cluster NAME --zone ZONE --slice GENERATION:TOPOLOGY --image IMAGE   always
+#   --project ID         default: gcloud's own
+#   --num-slices N       (default 1)
+#   --max-restarts N     of the whole job, preemptions included (default 100)
+#   --grace SECONDS      from SIGTERM to SIGKILL (default 600)
+#   --priority P         very-low, low, medium, high or very-high (default medium)
+#   --estimate           fit, step time and device-hours; asks the compiler, not the cloud   [--prices FILE]
+#   --dry-run            print the command and run nothing
+#
+# Google is moving XPK's users to Cluster Toolkit: for a new cluster take launch/gke/gcluster.sh. xpk itself refuses
+# a second workload of the same name. `xpk workload list|delete` do the rest.
+
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+name='' cluster='' zone='' slice='' image='' project='' num_slices=1 max_restarts=100 grace=600 priority=medium PRICES=''
+while (($#)); do
+  case $1 in
+    --name) set_option name "$@" && shift ;;
+    --cluster) set_option cluster "$@" && shift ;;
+    --zone) set_option zone "$@" && shift ;;
+    --slice) set_option slice "$@" && shift ;;
+    --image) set_option image "$@" && shift ;;
+    --project) set_option project "$@" && shift ;;
+    --num-slices) set_option num_slices "$@" && shift ;;
+    --max-restarts) set_option max_restarts "$@" && shift ;;
+    --grace) set_option grace "$@" && shift ;;
+    --priority) set_option priority "$@" && shift ;;
+    --prices) set_option PRICES "$@" && shift ;;
+    --estimate) ESTIMATE=1 ;;
+    --dry-run) DRY_RUN=1 ;;
+    --help) usage && exit 0 ;;
+    --) shift && TRAIN_ARGS=("$@") && break ;;
+    *) die "unknown option $1 (--help lists them)" ;;
+  esac
+  shift
+done
+require slice
+parse_slice "$slice"
+whole_number num_slices
+check_train_args
+if ((ESTIMATE)); then
+  estimate "$slice" "$num_slices"
+  exit
+fi
+for option in name cluster zone image; do require "$option"; done
+check_name "$name"
+whole_number max_restarts
+whole_number grace
+check_durable_output
+need xpk "pip install xpk"
+
+# XPK names slices by cores for generations with two cores a chip, by chips for the others.
+case $GENERATION in
+  v5e) tpu_type=v5litepod-$CHIPS ;;
+  v6e) tpu_type=v6e-$CHIPS ;;
+  *) tpu_type=$GENERATION-$((2 * CHIPS)) ;;
+esac
+# worker.sh exits with 75 when it was stopped early, which XPK takes for a failure of user code: that must restart too.
+run xpk workload create --workload "$name" --cluster "$cluster" --zone "$zone" ${project:+--project "$project"} \
+  --tpu-type "$tpu_type" --num-slices "$num_slices" --docker-image "$image" --max-restarts "$max_restarts" \
+  --restart-on-user-code-failure --termination-grace-period-seconds "$grace" --priority "$priority" \
+  --command "launch/worker.sh $(quoted "${TRAIN_ARGS[@]}" mesh.distributed=true)"

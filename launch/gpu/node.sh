@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Train on one machine with one or more NVIDIA GPUs: one process that drives all of them.
+#
+#   launch/gpu/node.sh -- --config configs/paper/0p5b_mars_b4.yaml output_dir=runs/mars
+#
+#   --gpus LIST     only these, such as 0,1 (default: all)
+#   --dry-run       print the command and run nothing
+#
+# Stopped (Ctrl-C, SIGTERM) it saves and exits with 75; the same command resumes.
+
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+gpus=''
+while (($#)); do
+  case $1 in
+    --gpus) set_option gpus "$@" && shift ;;
+    --dry-run) DRY_RUN=1 ;;
+    --help) usage && exit 0 ;;
+    --) shift && TRAIN_ARGS=("$@") && break ;;
+    *) die "unknown option $1 (--help lists them)" ;;
+  esac
+  shift
+done
+[[ $gpus =~ ^([0-9]+(,[0-9]+)*)?$ ]] || die "--gpus $gpus: expected numbers such as 0,1"
+check_train_args
+need nvidia-smi "this machine seems to have no NVIDIA GPU"
+
+# The port only has to be free on this machine; with one process nobody else connects to it.
+environment=(JAX_PLATFORMS=cuda JAX_COORDINATOR_ADDRESS=127.0.0.1:12355 MARS_NUM_PROCESSES=1 MARS_PROCESS_ID=0)
+if [[ -n $gpus ]]; then environment+=("CUDA_VISIBLE_DEVICES=$gpus"); fi
+if ((DRY_RUN)); then
+  run env "${environment[@]}" "$ROOT/launch/worker.sh" "${TRAIN_ARGS[@]}"
+else
+  exec env "${environment[@]}" PYTHON="$PYTHON" "$ROOT/launch/worker.sh" "${TRAIN_ARGS[@]}"
+fi

@@ -1,0 +1,70 @@
+# Running on every host of a TPU slice over SSH; sourced by the roads that have no scheduler (tpu_vm/, gce/).
+#
+# The sourcing script defines `on_all COMMAND`, which runs COMMAND on all hosts of the slice and fails if one does,
+# and `copy_to_all FILE`, which places FILE in every home directory.
+# shellcheck shell=bash
+
+# The trainer is a systemd unit there: it outlives the SSH session, and gets SIGTERM, with time to save, when the
+# machine is preempted or shut down.
+UNIT=mars-train
+
+# The hosts get the committed files only, and the trainer runs in their copy of the checkout.
+check_committed_config() {
+  local i file
+  for ((i = 0; i < ${#TRAIN_ARGS[@]} - 1; i++)); do
+    [[ ${TRAIN_ARGS[i]} == --config ]] || continue
+    file=${TRAIN_ARGS[i + 1]}
+    git -C "$ROOT" cat-file -e "HEAD:$file" 2>/dev/null ||
+      die "--config $file: the hosts get this checkout's last commit, which has no such file (commit it, and name it from the top)"
+  done
+}
+
+# Copies this checkout's commit to every host and installs it. A host that has that commit installed is left as it is.
+setup_hosts() {
+  local commit archive=$ROOT/build/mars_jax.tar.gz
+  commit=$(git -C "$ROOT" rev-parse HEAD) || return
+  run mkdir -p "$ROOT/build" &&
+    run git -C "$ROOT" archive --format=tar.gz --output="$archive" HEAD &&
+    copy_to_all "$archive" &&
+    on_all "mkdir -p mars_jax && tar -xzf mars_jax.tar.gz -C mars_jax && bash mars_jax/launch/setup_host.sh $commit"
+}
+
+# Starts the run on every host, unless it is running there.
+start_workers() {
+  on_all "[ \"\$(systemctl show $UNIT -p SubState --value)\" = running ] && exit 0; \
+sudo systemctl stop $UNIT 2>/dev/null; sudo systemctl reset-failed $UNIT 2>/dev/null; \
+sudo systemd-run --unit=$UNIT --remain-after-exit --uid=\$(id -un) --working-directory=\$HOME/mars_jax \
+-p KillMode=mixed -p TimeoutStopSec=300 --setenv=HOME=\$HOME --setenv=PYTHON=\$HOME/mars_env/bin/python \
+launch/worker.sh $(quoted "${TRAIN_ARGS[@]}" mesh.distributed=true)"
+}
+
+# One `worker-state=SubState:ExecMainStatus` a host, such as running:0, exited:0 (done) or failed:75 (stopped early).
+print_worker_states() {
+  on_all "echo worker-state=\$(systemctl show $UNIT -p SubState --value):\$(systemctl show $UNIT -p ExecMainStatus --value)"
+}
+
+# Waits until no host runs the trainer any more; returns 0 done, 2 wrong input, 75 stopped early or lost, 1 failed.
+follow_workers() {
+  local states unreachable=0
+  if ((DRY_RUN)); then
+    print_worker_states
+    return
+  fi
+  while true; do
+    if states=$(print_worker_states | grep -o 'worker-state=[a-z-]*:[0-9]*' | cut -d= -f2); then
+      unreachable=0
+      [[ $states == *running:* || $states == *stop*:* ]] || break
+      # One host ended badly: the others wait for it in a collective until they are stopped.
+      [[ $states != *failed:* ]] || on_all "sudo systemctl stop $UNIT" || true
+    else
+      unreachable=$((unreachable + 1))
+      ((unreachable < 3)) || return "$EXIT_STOPPED"
+    fi
+    sleep "$POLL"
+  done
+  if grep -qx 'failed:2' <<<"$states"; then return 2; fi
+  if grep -qx 'failed:75' <<<"$states"; then return "$EXIT_STOPPED"; fi
+  ! grep -qvx 'exited:0' <<<"$states"
+}
+
+last_logs() { on_all "journalctl --unit=$UNIT --no-pager --output=cat --lines=${1:-200}"; }
