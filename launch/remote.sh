@@ -45,7 +45,7 @@ print_worker_states() {
 
 # Waits until no host runs the trainer any more; returns 0 done, 2 wrong input, 75 stopped early or lost, 1 failed.
 follow_workers() {
-  local states unreachable=0
+  local states cause='' unreachable=0
   if ((DRY_RUN)); then
     print_worker_states
     return
@@ -53,18 +53,21 @@ follow_workers() {
   while true; do
     if states=$(print_worker_states | grep -o 'worker-state=[a-z-]*:[0-9]*' | cut -d= -f2); then
       unreachable=0
+      if [[ -z $cause && $states == *failed:* ]]; then
+        # The others wait for that host in a collective until they are stopped, and then end with 75 themselves.
+        cause=$(grep failed: <<<"$states")
+        on_all "sudo systemctl stop $UNIT" || true
+      fi
       [[ $states == *running:* || $states == *stop*:* ]] || break
-      # One host ended badly: the others wait for it in a collective until they are stopped.
-      [[ $states != *failed:* ]] || on_all "sudo systemctl stop $UNIT" || true
     else
       unreachable=$((unreachable + 1))
       ((unreachable < 3)) || return "$EXIT_STOPPED"
     fi
     sleep "$POLL"
   done
-  if grep -qx 'failed:2' <<<"$states"; then return 2; fi
-  if grep -qx 'failed:75' <<<"$states"; then return "$EXIT_STOPPED"; fi
-  ! grep -qvx 'exited:0' <<<"$states"
+  if grep -qx 'failed:2' <<<"$cause"; then return 2; fi
+  if [[ -n $cause ]] && ! grep -qvx 'failed:75' <<<"$cause"; then return "$EXIT_STOPPED"; fi
+  [[ -z $cause ]] && ! grep -qvx 'exited:0' <<<"$states"
 }
 
 last_logs() { on_all "journalctl --unit=$UNIT --no-pager --output=cat --lines=${1:-200}"; }

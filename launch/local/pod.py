@@ -81,25 +81,37 @@ def start(args: argparse.Namespace) -> list[subprocess.Popen]:
     return workers
 
 
-def one_life(args: argparse.Namespace, stop_asked: list[bool]) -> list[int]:
-    """Run all workers to their end and return their exit codes. One that ends early, or a stop, ends them all."""
+def one_life(args: argparse.Namespace, stop_asked: list[bool]) -> dict[int, int]:
+    """Run all workers to their end; returns the exit codes of those that ended early by themselves, by number.
+
+    One that ends early, or a stop, ends them all: the others' exit codes then only tell how they took it.
+    """
     workers = start(args)
+    causes: dict[int, int] = {}
     deadline = None
     while any(worker.poll() is None for worker in workers):
-        early = stop_asked or any(worker.poll() not in (None, DONE) for worker in workers)
-        if early and deadline is None:
-            deadline = time.monotonic() + args.grace
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.send_signal(signal.SIGTERM)
-        if deadline is not None and time.monotonic() > deadline:  # such as one that waits for a peer that crashed
-            for worker in workers:
-                if worker.poll() is None:
-                    os.killpg(worker.pid, signal.SIGKILL)
+        if deadline is None:
+            causes = ended_early(workers)
+            if causes or stop_asked:
+                deadline = time.monotonic() + args.grace
+                signal_all(workers, signal.SIGTERM)
+        elif time.monotonic() > deadline:  # such as one that waits for a peer that crashed
+            signal_all(workers, signal.SIGKILL)
         time.sleep(0.1)
     for i in range(args.processes):
         (args.state / f"worker-{i}.pid").unlink()
-    return [worker.returncode for worker in workers]
+    return causes or ended_early(workers)
+
+
+def ended_early(workers: list[subprocess.Popen]) -> dict[int, int]:
+    return {i: worker.poll() for i, worker in enumerate(workers) if worker.poll() not in (None, DONE)}
+
+
+def signal_all(workers: list[subprocess.Popen], number: int) -> None:
+    """SIGTERM for the worker, which hands it on; SIGKILL for its whole group."""
+    for worker in workers:
+        if worker.poll() is None:
+            (os.kill if number == signal.SIGTERM else os.killpg)(worker.pid, number)
 
 
 def supervise(args: argparse.Namespace) -> int:
@@ -108,25 +120,26 @@ def supervise(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: stop_asked.append(True))
     failures = 0
     while True:
-        codes = one_life(args, stop_asked)
-        if all(code == DONE for code in codes):
+        causes = one_life(args, stop_asked)
+        if not causes:
             print("pod: done", file=sys.stderr)
             return DONE
+        ends = ", ".join(f"worker {i} ended with {code}" for i, code in causes.items())
         if stop_asked:
             print("pod: stopped; the same command resumes", file=sys.stderr)
             return STOPPED
-        if WRONG_INPUT in codes:
-            print(last_lines(args, codes.index(WRONG_INPUT)), file=sys.stderr)
+        if WRONG_INPUT in causes.values():
+            print(last_lines(args, next(i for i, code in causes.items() if code == WRONG_INPUT)), file=sys.stderr)
             return WRONG_INPUT
-        if STOPPED in codes:
-            print(f"pod: preempted (exit codes {codes}); starting again", file=sys.stderr)
+        if all(code == STOPPED for code in causes.values()):
+            print(f"pod: preempted ({ends}); starting again", file=sys.stderr)
             continue
         failures += 1
         if failures > args.max_failures:
-            print(last_lines(args, next(i for i, code in enumerate(codes) if code)), file=sys.stderr)
+            print(last_lines(args, min(causes)), file=sys.stderr)
             print(f"pod: gave up after {failures} failures; logs in {args.state}", file=sys.stderr)
             return FAILED
-        print(f"pod: failed (exit codes {codes}), {failures} of {args.max_failures}; starting again", file=sys.stderr)
+        print(f"pod: failed ({ends}), {failures} of {args.max_failures}; starting again", file=sys.stderr)
 
 
 def last_lines(args: argparse.Namespace, worker: int) -> str:

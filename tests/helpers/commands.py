@@ -43,7 +43,9 @@ class FakeTools:
 
     folder: Path
 
-    def rule(self, pattern: str, output: str = "", *, error: str = "", code: int = 0, times: int = -1, delay: float = 0):
+    def rule(
+        self, pattern: str, output: str = "", *, error: str = "", code: int = 0, times: int = -1, delay: float = 0
+    ):
         """Answer commands that match `pattern`, `times` times (-1: always). Earlier rules come first."""
         rules = json.loads((self.folder / "rules.json").read_text())
         rules.append(

@@ -27,7 +27,7 @@ ROADS = {
 SHELL_FILES = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "launch").rglob("*")
-    if path.suffix == ".sh" or path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env bash")
+    if path.suffix == ".sh" or (path.is_file() and path.read_bytes().startswith(b"#!/usr/bin/env bash"))
 )
 
 
