@@ -1,0 +1,301 @@
+"""The configuration of a training run: YAML and dotted overrides onto typed, frozen dataclasses.
+
+Values are checked once, here, and trusted everywhere else.
+"""
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mars_jax.data.config import DataConfig
+from mars_jax.errors import UserError
+from mars_jax.models.config import ModelConfig
+from mars_jax.objective.streams import StreamConfig, noisy_capacity
+
+
+@dataclass(frozen=True)
+class ScratchSection:
+    """A new model of this architecture, with a tokenizer of `vocab_size` ids trained on the run's own chats."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    family: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
+    rope_theta: float = 10000.0
+    tie_embeddings: bool = True
+    max_positions: int = 2048
+
+    def model_config(self, vocab_size: int) -> ModelConfig:
+        """The architecture; `vocab_size` is the trained tokenizer's, which may be smaller than asked for."""
+        if self.hidden_size % self.num_heads:
+            raise UserError(
+                f"model.scratch.hidden_size={self.hidden_size} is not a multiple of num_heads={self.num_heads}"
+            )
+        numbers = dataclasses.asdict(self) | {"vocab_size": vocab_size}
+        return ModelConfig(
+            head_dim=self.hidden_size // self.num_heads,
+            qkv_bias=self.family == "qwen2",
+            qk_norm=self.family == "qwen3",
+            **numbers,
+        )
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """Where the model comes from.
+
+    path:       a Hugging Face folder, a hub id, a `.gguf` file or a run's output_dir. scratch: a new model instead.
+    mask_token: the token that serves as `[MASK]`; by default the checkpoint's own choice.
+    remat:      recompute layers in the backward pass: about a third more time, much less memory.
+    """
+
+    path: str | None = None
+    scratch: ScratchSection | None = None
+    mask_token: str | None = None
+    remat: bool = False
+
+    def __post_init__(self):
+        if (self.path is None) == (self.scratch is None):
+            raise ValueError("give exactly one of model.path and model.scratch")
+
+
+@dataclass(frozen=True)
+class ObjectiveSection:
+    """What is learned. Most fields are those of `objective.streams.StreamConfig`, here with their defaults.
+
+    masks_per_block: block_size - 1 (`within`, default) or block_size (`shifted`).
+    noisy_length:    placeholders a row has room for; by default what `block_fraction` of a full row needs.
+    ar_weight:       λ of L_mask + λ L_AR.
+    attention:       `dense` (reference), `blockwise` (skips empty tiles), `splash` (TPU kernel), or `auto`.
+    logits_chunk:    loss entries per row projected to the vocabulary at a time.
+    """
+
+    recipe: Literal["ar_sft", "mars", "mars_mask_only", "block_diffusion"] = "mars"
+    block_size: int = 4
+    masks_per_block: int | None = None
+    anchor: Literal["response", "sequence"] = "response"
+    ar_weight: float = 1.0
+    block_fraction: float = 1.0
+    random_offset: bool = False
+    row_length: int = 512
+    noisy_length: int | None = None
+    attention: Literal["auto", "dense", "blockwise", "splash"] = "auto"
+    logits_chunk: int = 256
+
+    def __post_init__(self):
+        if self.block_size < 2:
+            raise ValueError(f"block_size={self.block_size}: a block needs at least 2 tokens")
+        if self.masks_per_block not in (None, self.block_size - 1, self.block_size):
+            raise ValueError(
+                f"masks_per_block={self.masks_per_block} must be block_size-1={self.block_size - 1} (within) "
+                f"or block_size={self.block_size} (shifted)"
+            )
+        if not 0 < self.block_fraction <= 1:
+            raise ValueError(f"block_fraction={self.block_fraction} must lie in (0, 1]")
+
+    def stream_config(self, mask_id: int) -> StreamConfig:
+        masks = self.block_size - 1 if self.masks_per_block is None else self.masks_per_block
+        noisy = self.noisy_length
+        if noisy is None and self.block_fraction < 1.0 and self.recipe != "ar_sft":
+            blocks = -(-int(self.row_length * self.block_fraction) // self.block_size)
+            noisy = blocks * self.block_size
+        elif noisy is None:
+            noisy = noisy_capacity(self.recipe, self.row_length, self.block_size, masks, self.anchor)
+        return StreamConfig(
+            recipe=self.recipe,
+            block_size=self.block_size,
+            masks_per_block=masks,
+            anchor=self.anchor,
+            row_length=self.row_length,
+            noisy_length=noisy,
+            mask_id=mask_id,
+            block_fraction=self.block_fraction,
+            random_offset=self.random_offset,
+        )
+
+
+@dataclass(frozen=True)
+class OptimizerSection:
+    """AdamW. `clip_norm` bounds the global gradient norm; weight decay reaches matrices only."""
+
+    learning_rate: float = 5e-6
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class ScheduleSection:
+    """Linear warm-up over `warmup_ratio` of all steps, then `kind` down to `final_ratio` of the peak learning rate."""
+
+    kind: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_ratio: float = 0.03
+    final_ratio: float = 0.0
+
+    def __post_init__(self):
+        if not 0 <= self.warmup_ratio < 1:
+            raise ValueError(f"warmup_ratio={self.warmup_ratio} must lie in [0, 1)")
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """How long, how much at a time, and what is kept.
+
+    global_batch:  rows of a step, over all devices. accumulation: micro-batches it is cut into.
+    steps/epochs:  give one. An epoch sees every row of the packed data once.
+    dtype:         of the computation.
+    parameter_dtype: of parameters and optimizer state; bfloat16 loses small updates.
+    save_every:    steps between checkpoints; the last step is always saved. keep: latest checkpoints kept.
+    keep_best:     evaluation metric (e.g. `loss`) whose best checkpoint is kept as well.
+    eval_every:    steps between evaluations on held-out chats; 0: never. eval_batches: most batches of one evaluation.
+    resume:        continue from the checkpoints in output_dir; false: refuse an output_dir that has some.
+    nonfinite:     a NaN or Inf loss or gradient never changes the weights; `stop` the run, or `skip` and count.
+    """
+
+    global_batch: int = 8
+    accumulation: int = 1
+    steps: int | None = None
+    epochs: int | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    parameter_dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+    save_every: int = 500
+    keep: int = 2
+    keep_best: str | None = None
+    eval_every: int = 0
+    eval_batches: int = 16
+    resume: bool = True
+    nonfinite: Literal["stop", "skip"] = "stop"
+
+    def __post_init__(self):
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give exactly one of train.steps and train.epochs")
+        for name in ("global_batch", "accumulation", "save_every", "keep", "eval_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.global_batch % self.accumulation:
+            raise ValueError(
+                f"global_batch={self.global_batch} is not a multiple of accumulation={self.accumulation} micro-batches"
+            )
+
+
+@dataclass(frozen=True)
+class MeshSection:
+    """Devices along each axis; at most one may be -1: as many as are left.
+
+    distributed: join the other processes of the run first (`parallel.processes` says from where); null: if the
+    environment names them.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    distributed: bool | None = None
+
+
+@dataclass(frozen=True)
+class LoggingSection:
+    """metrics.jsonl is always written; `every` thins it. profile_steps: first and last step to trace."""
+
+    every: int = 1
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    profile_steps: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a training run depends on."""
+
+    output_dir: str
+    model: ModelSection
+    data: DataConfig
+    train: TrainSection
+    objective: ObjectiveSection = field(default_factory=ObjectiveSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
+    mesh: MeshSection = field(default_factory=MeshSection)
+    logging: LoggingSection = field(default_factory=LoggingSection)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML file and `key.path=value` overrides.
+
+    Raises UserError naming the key, the value and what was expected.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    if not Path(path).is_file():
+        raise UserError(f"--config {path}: no such file")
+    for override in overrides:
+        if "=" not in override:
+            raise UserError(f"override {override!r} is not of the form key.path=value")
+    try:
+        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
+        tree = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{path} with {list(overrides)}: {error}") from error
+    return parse_config(tree, where=str(path))
+
+
+def parse_config(tree: dict, where: str) -> RunConfig:
+    """Validate a nested dict; `where` names it in errors."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(tree, dict):
+        raise UserError(f"{where}: expected sections of keys, found {type(tree).__name__}")
+    _refuse_unknown_keys(tree, RunConfig, where, prefix="")
+    try:
+        # JSON mode is strict about types (no "3" for 3, no true for 1) and still reads lists into tuples.
+        return TypeAdapter(RunConfig).validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        raise UserError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from error
+
+
+def dump_config(cfg: RunConfig) -> str:
+    """The configuration as YAML that `load_config` reads back."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(cfg)))
+
+
+def _explain(error: dict) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    if isinstance(error["input"], dict):
+        return f"{key}: {message}" if key else message
+    return f"{key}={error['input']}: {message}"
+
+
+def _section_types(annotation) -> list[type]:
+    """The dataclasses that an annotation such as `ScratchSection | None` allows."""
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return [option for option in options if dataclasses.is_dataclass(option)]
+
+
+def _refuse_unknown_keys(tree: dict, section: type, where: str, prefix: str) -> None:
+    hints = typing.get_type_hints(section)
+    for key, value in tree.items():
+        if key not in hints:
+            everywhere = [prefix + name for name in hints]
+            near = difflib.get_close_matches(f"{prefix}{key}", everywhere, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(everywhere)}"
+            raise UserError(f"{where}: {prefix}{key} is not a known key; {hint}")
+        for inner in _section_types(hints[key]):
+            if isinstance(value, dict):
+                _refuse_unknown_keys(value, inner, where, f"{prefix}{key}.")
