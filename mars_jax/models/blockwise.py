@@ -1,9 +1,9 @@
 """Attention that computes only the tiles in which something is visible, in plain jax.numpy; no `[T, T]` array is held.
 
-The sequence is cut into tiles of `tile` tokens. A list of the (query tile, key tile) pairs in which something is visible
-is made once a step from the visibility integers; forward and backward loop over that list, as often as it is long. The
-softmax is accumulated tile by tile, and the backward pass recomputes it from the saved log-sum-exp (Rabe and Staats
-2021; Dao et al. 2022).
+The sequence is cut into tiles of `tile` tokens. A list of the (query tile, key tile) pairs in which something is
+visible is made once a step from the visibility integers; forward and backward loop over that list, as often as it is
+long. The softmax is accumulated tile by tile, and the backward pass recomputes it from the saved log-sum-exp (Rabe and
+Staats 2021; Dao et al. 2022).
 
 Axes: B batch row, N tile of a row, t token in a tile, T tokens, K kv heads, G heads per kv head, H = K * G, E head dim.
 """
