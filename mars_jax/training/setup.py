@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 
 from mars_jax.config import RunConfig
 from mars_jax.errors import UserError
-from mars_jax.objective.losses import dense_attend
 from mars_jax.objective.streams import Batch, StreamConfig, empty_row
+from mars_jax.parallel.attention import choose_attend
 from mars_jax.parallel.mesh import make_mesh, row_shards, rows_sharding
 from mars_jax.training.optimizer import make_optimizer, make_schedule
 from mars_jax.training.state import TrainState, abstract_state, make_shardings
@@ -47,11 +47,6 @@ class Steps:
         )
 
 
-def choose_attend(name: str):
-    """`make_attend(batch) -> attend` of `objective.attention`."""
-    return {"auto": dense_attend, "dense": dense_attend}[name]
-
-
 def run_mesh(cfg: RunConfig) -> Mesh:
     """The mesh, once the rows of a micro-batch are known to spread evenly over it."""
     mesh = make_mesh(cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor)
@@ -59,7 +54,7 @@ def run_mesh(cfg: RunConfig) -> Mesh:
     if rows % row_shards(mesh):
         raise UserError(
             f"train.global_batch={cfg.train.global_batch} rows in "
-            f"train.accumulation={cfg.train.accumulation} micro-batches are {rows} rows each, which do not spread evenly over "
+            f"train.accumulation={cfg.train.accumulation} micro-batches are {rows} rows each: not a multiple of "
             f"data x fsdp = {mesh.shape['data']} x {mesh.shape['fsdp']} devices"
         )
     return mesh
@@ -72,7 +67,7 @@ def make_steps(cfg: RunConfig, model, mesh: Mesh, total_steps: int) -> Steps:
     shardings = make_shardings(model, optimizer, mesh)
     options = LossOptions(
         model=model,
-        make_attend=choose_attend(cfg.objective.attention),
+        make_attend=choose_attend(cfg.objective.attention, mesh, cfg.objective.block_size),
         mesh=mesh,
         block_size=cfg.objective.block_size,
         ar_weight=cfg.objective.ar_weight,
