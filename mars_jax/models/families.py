@@ -166,6 +166,50 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def hf_config(cfg: ModelConfig) -> dict[str, Any]:
+    """The `config.json` of an architecture without a source; `model_config` of it is `cfg` again."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": cfg.rope_theta}
+    if cfg.rope_scaling is not None:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": cfg.rope_scaling.factor,
+            "low_freq_factor": cfg.rope_scaling.low_freq_factor,
+            "high_freq_factor": cfg.rope_scaling.high_freq_factor,
+            "original_max_position_embeddings": cfg.rope_scaling.original_max_position,
+        }
+    switches = {
+        "llama": {"attention_bias": cfg.output_bias, "mlp_bias": cfg.mlp_bias},
+        "mistral": {"sliding_window": None},
+        "qwen2": {"use_sliding_window": False, "sliding_window": None},
+        "qwen3": {"use_sliding_window": False, "sliding_window": None, "attention_bias": cfg.output_bias},
+    }
+    return {
+        "architectures": [_ARCHITECTURES[cfg.family]],
+        "model_type": cfg.family,
+        "vocab_size": cfg.vocab_size,
+        "hidden_size": cfg.hidden_size,
+        "intermediate_size": cfg.intermediate_size,
+        "num_hidden_layers": cfg.num_layers,
+        "num_attention_heads": cfg.num_heads,
+        "num_key_value_heads": cfg.num_kv_heads,
+        "head_dim": cfg.head_dim,
+        "hidden_act": "silu",
+        "rope_parameters": rope,
+        "rms_norm_eps": cfg.norm_eps,
+        "tie_word_embeddings": cfg.tie_embeddings,
+        "max_position_embeddings": cfg.max_positions,
+        **switches[cfg.family],
+    }
+
+
 @dataclass(frozen=True)
 class TensorName:
     """Where one parameter of ours lies in a Hugging Face checkpoint.

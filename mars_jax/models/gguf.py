@@ -1,7 +1,6 @@
 """GGUF files: dequantised tensors under Hugging Face names, `config.json`, and the tokenizer (`gguf_tokenizer`)."""
 
 import atexit
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,17 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from mars_jax.errors import UserError
+from mars_jax.models.config import ModelConfig, RopeScaling
+from mars_jax.models.families import EMBEDDING, HEAD, hf_config
 from mars_jax.models.gguf_tokenizer import build_tokenizer
+from mars_jax.models.hf_folder import write_json
+from mars_jax.models.rope import scale_frequencies
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}  # of token ids: Hugging Face's name, GGUF's name
 
 # Stored type -> the type that holds its values exactly, in safetensors' spelling.
 STORED_TYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16", "Q4_0": "F32", "Q4_1": "F32", "Q8_0": "F32"}
 
 _GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
+    "token_embd.weight": EMBEDDING,
     "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+    "output.weight": HEAD,
 }
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -49,30 +53,31 @@ def _hf_name(name: str) -> str:
 class GgufTensors:
     """A `TensorSource` over a GGUF file."""
 
-    def __init__(self, reader, hf: dict):
+    def __init__(self, reader, cfg: ModelConfig):
         self._tensors = {_hf_name(t.name): t for t in reader.tensors if t.name != ROPE_FACTORS}
-        self._hf = hf
+        # llama.cpp stores the llama architecture's rotary pairs interleaved, by heads of these numbers.
+        interleaved = {"q_proj": cfg.num_heads, "k_proj": cfg.num_kv_heads}
+        self._interleaved = interleaved if cfg.family == "llama" else {}
 
     def shapes(self):
         return {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
 
     def dtypes(self):
-        return {name: STORED_TYPES.get(t.tensor_type.name, t.tensor_type.name) for name, t in self._tensors.items()}
+        return {name: STORED_TYPES[t.tensor_type.name] for name, t in self._tensors.items()}
 
     def read(self, name, index):
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
         values = dequantize(tensor.data, tensor.tensor_type)  # float32; the whole tensor, as rows may have to move
-        return self._unpermuted(name, values)[index]
+        heads = self._interleaved.get(name.split(".")[-2])
+        return (values if heads is None else _half_split(values, heads))[index]
 
-    def _unpermuted(self, name: str, values: np.ndarray) -> np.ndarray:
-        """llama.cpp stores the llama architecture's rotary pairs interleaved; bring them back to half-split."""
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        if heads is None or self._hf["model_type"] != "llama":
-            return values
-        pairs = values.reshape(self._hf[heads], -1, 2, *values.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
+
+def _half_split(values: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head from interleaved rotary pairs to first halves, then second halves."""
+    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
 def _metadata(reader) -> dict:
@@ -100,33 +105,24 @@ def _refuse_unknown(meta: dict, arch: str) -> None:
             )
 
 
-def _rope_parameters(reader, meta: dict, arch: str, head_dim: int) -> dict:
-    """Rotary settings; llama.cpp stores Llama-3 scaling as a tensor of per-frequency divisors."""
-    theta = float(meta.get(f"{arch}.rope.freq_base", 10000.0))
+def _rope_scaling(reader, theta: float, head_dim: int) -> RopeScaling | None:
+    """llama.cpp stores Llama-3 scaling as a tensor of per-frequency divisors."""
     divisors = next((t.data for t in reader.tensors if t.name == ROPE_FACTORS), None)
     if divisors is None:
-        return {"rope_type": "default", "rope_theta": theta}
-    # The tensor does not name its parameters: all published Llama 3.x models share these three.
-    low, high, original = 1.0, 4.0, 8192
-    factor = float(divisors.max())
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    blend = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
-    if not np.allclose(1 / ((1 - blend) / factor + blend), divisors, rtol=1e-4):
+        return None
+    # The tensor does not name its parameters, but all published Llama 3.x models share these three.
+    scaling = RopeScaling(float(divisors.max()), low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
+    frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    if not np.allclose(frequencies / scale_frequencies(frequencies, scaling), divisors, rtol=1e-4):
         raise UserError(
-            f"GGUF tensor {ROPE_FACTORS} is not the frequency scaling of Llama 3.x; convert from the original"
+            f"GGUF tensor {ROPE_FACTORS} is not the frequency scaling of Llama 3.x; "
+            "use the Hugging Face folder that the file was made from"
         )
-    return {
-        "rope_type": "llama3",
-        "rope_theta": theta,
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
+    return scaling
 
 
-def hf_config(reader) -> dict:
-    """The Hugging Face `config.json` that the file's metadata describe."""
+def model_config(reader) -> ModelConfig:
+    """The architecture that the file's metadata and tensors describe."""
     meta = _metadata(reader)
     arch = meta["general.architecture"]
     if arch not in ARCHITECTURES:
@@ -141,31 +137,26 @@ def hf_config(reader) -> dict:
             f"GGUF metadata {arch}.rope.dimension_count differs from head_dim={head_dim}; "
             "partial rotary embedding is not implemented"
         )
-    embedding = tensors["token_embd.weight"]
-    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-    config = {
-        "architectures": [ARCHITECTURES[arch]],
-        "model_type": arch,
-        "dtype": names[STORED_TYPES.get(embedding.tensor_type.name, "F32")],
-        "vocab_size": int(embedding.shape[1]),
-        "hidden_size": hidden,
-        "intermediate_size": int(meta[f"{arch}.feed_forward_length"]),
-        "num_hidden_layers": int(meta[f"{arch}.block_count"]),
-        "num_attention_heads": heads,
-        "num_key_value_heads": int(meta.get(f"{arch}.attention.head_count_kv", heads)),
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": int(meta[f"{arch}.context_length"]),
-        "rms_norm_eps": _shortest(meta[f"{arch}.attention.layer_norm_rms_epsilon"]),
-        "rope_parameters": _rope_parameters(reader, meta, arch, head_dim),
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": meta.get("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": meta.get("tokenizer.ggml.padding_token_id"),
-    }
-    if arch != "qwen2":
-        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    return config
+    theta = float(meta.get(f"{arch}.rope.freq_base", 10000.0))
+    return ModelConfig(
+        family=arch,
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        hidden_size=hidden,
+        intermediate_size=int(meta[f"{arch}.feed_forward_length"]),
+        num_layers=int(meta[f"{arch}.block_count"]),
+        num_heads=heads,
+        num_kv_heads=int(meta.get(f"{arch}.attention.head_count_kv", heads)),
+        head_dim=head_dim,
+        rope_theta=theta,
+        rope_scaling=_rope_scaling(reader, theta, head_dim),
+        norm_eps=_shortest(meta[f"{arch}.attention.layer_norm_rms_epsilon"]),
+        tie_embeddings="output.weight" not in tensors,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in tensors,
+        qk_norm=arch == "qwen3",
+        max_positions=int(meta[f"{arch}.context_length"]),
+    )
 
 
 def _shortest(value: float) -> float:
@@ -175,15 +166,24 @@ def _shortest(value: float) -> float:
 
 def unpack(path: Path) -> tuple[Path, GgufTensors]:
     """A folder with the file's `config.json` and tokenizer, removed at exit, and its tensors."""
-    from gguf import GGUFReader
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise UserError(f"{path}: reading GGUF files needs the gguf package: pip install gguf") from None
 
     try:
         reader = GGUFReader(path)
     except ValueError as error:
         raise UserError(f"{path}: not a readable GGUF file ({error})") from error
-    config = hf_config(reader)
+    cfg, meta = model_config(reader), _metadata(reader)
+    unread = sorted({t.tensor_type.name for t in reader.tensors} - STORED_TYPES.keys())
+    if unread:
+        raise UserError(f"{path}: holds {', '.join(unread)} tensors; supported types are {', '.join(STORED_TYPES)}")
+    tensors = GgufTensors(reader, cfg)
     folder = Path(tempfile.mkdtemp(prefix="mars_jax_gguf_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    build_tokenizer(_metadata(reader), config["vocab_size"]).save_pretrained(folder)
-    return folder, GgufTensors(reader, config)
+    dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[tensors.dtypes()[EMBEDDING]]
+    ids = {f"{role}_token_id": meta.get(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
+    write_json(folder / "config.json", {**hf_config(cfg), "dtype": dtype, **ids})
+    build_tokenizer(meta).save_pretrained(folder)
+    return folder, tensors

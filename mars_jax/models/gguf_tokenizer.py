@@ -1,10 +1,11 @@
 """A tokenizer rebuilt from the `tokenizer.ggml.*` metadata of a GGUF file."""
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from mars_jax.errors import UserError
 
+LLAMA3_KINDS = ("llama-bpe", "llama3", "llama-v3")  # names of one `tokenizer.ggml.pre`
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # `tokenizer.ggml.token_type`
 
 _LLAMA3_SPLIT = (
@@ -24,7 +25,7 @@ def _pre_tokenizer(kind: str):
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if kind == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    if kind in ("llama-bpe", "llama3"):
+    if kind in LLAMA3_KINDS:
         return _split(_LLAMA3_SPLIT)
     if kind == "qwen2":
         return _split(_QWEN2_SPLIT)
@@ -35,7 +36,7 @@ def _pre_tokenizer(kind: str):
     )
 
 
-def build_tokenizer(meta: dict, vocab_size: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(meta: dict) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with the file's vocabulary, merges, special tokens and chat template.
 
     Raises `UserError` for other tokenizer models.
@@ -51,7 +52,7 @@ def build_tokenizer(meta: dict, vocab_size: int) -> PreTrainedTokenizerFast:
     # Rows that pad the embedding have no text of their own, and must stay unknown to the tokenizer.
     vocab = {token: i for i, token in enumerate(tokens) if types[i] != UNUSED}
     # llama-bpe tokenizers look whole words up before merging.
-    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=kind in ("llama-bpe", "llama3"))
+    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=kind in LLAMA3_KINDS)
     tokenizer = Tokenizer(model)
     if kind == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -67,6 +68,11 @@ def build_tokenizer(meta: dict, vocab_size: int) -> PreTrainedTokenizerFast:
         index = meta.get(f"tokenizer.ggml.{role}_token_id")
         return None if index is None else tokens[index]
 
+    if meta.get("tokenizer.ggml.add_bos_token", kind in LLAMA3_KINDS):
+        bos = meta["tokenizer.ggml.bos_token_id"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=named("bos"),

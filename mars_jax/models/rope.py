@@ -6,16 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mars_jax.models.config import ModelConfig
+from mars_jax.models.config import ModelConfig, RopeScaling
 
 
 def inverse_frequencies(cfg: ModelConfig) -> np.ndarray:
     """`[E/2]` float32 angular frequencies, with Llama-3 scaling where the config asks for it."""
     exponents = np.arange(0, cfg.head_dim, 2, dtype=np.float32) / cfg.head_dim
     frequencies = (1.0 / cfg.rope_theta**exponents).astype(np.float32)
-    scaling = cfg.rope_scaling
-    if scaling is None:
-        return frequencies
+    return frequencies if cfg.rope_scaling is None else scale_frequencies(frequencies, cfg.rope_scaling)
+
+
+def scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    """Llama-3 scaling: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
     wavelengths = 2 * math.pi / frequencies
     ratio = scaling.original_max_position / wavelengths
     blend = (ratio - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

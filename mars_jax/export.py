@@ -1,0 +1,55 @@
+"""`python -m mars_jax.export`: a checkpoint as a Hugging Face folder."""
+
+import argparse
+import sys
+
+from mars_jax import cli
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = cli.parser(
+        "export",
+        "Write a checkpoint as a Hugging Face folder, which transformers and every server load without custom code.",
+        "python -m mars_jax.export --checkpoint runs/quickstart/mars --out exported",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="PATH",
+        help="a run's output_dir; also a Hugging Face folder, a hub id or a .gguf file",
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="the folder to write; an earlier export is replaced"
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="of the run's checkpoints; default: the latest")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of all tensors; default: each keeps the type it has in the source",
+    )
+    parser.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="of a weight file; default: %(default)s"
+    )
+    parser.add_argument(
+        "--mask-token", metavar="TEXT", help="the token recorded as [MASK]; default: the source's choice"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace a folder that is not an export, with all it holds"
+    )
+    return parser
+
+
+def command(args: argparse.Namespace) -> None:
+    from mars_jax.models.export import export
+    from mars_jax.models.loading import load
+
+    model = load(args.checkpoint, step=args.step, mask_token=args.mask_token)
+    print(export(model, args.out, dtype=args.dtype, max_shard_size=args.max_shard_size, force=args.force))
+
+
+def main(argv=None) -> int:
+    return cli.main(build_parser, command, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

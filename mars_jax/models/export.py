@@ -1,0 +1,144 @@
+"""A Hugging Face folder from a loaded model: what plain `transformers` loads with the same logits.
+
+The folder is written under a temporary name beside its place and renamed: a reader sees the old export or the new one.
+"""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from mars_jax.errors import UserError
+from mars_jax.models import hf_folder
+from mars_jax.models.families import EMBEDDING, HEAD, TensorName, tensor_names
+from mars_jax.models.loading import LoadedModel
+from mars_jax.models.tensors import INDEX_FILE
+
+log = logging.getLogger(__name__)
+
+MARKER = "mars_jax.json"
+NUMPY_TYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+STORED_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def export(model: LoadedModel, out, *, dtype: str | None = None, max_shard_size="5GB", force: bool = False) -> Path:
+    """Write `model` to the folder `out`.
+
+    dtype: "float32", "bfloat16" or "float16" for all tensors; by default each keeps the type it has in the source, so
+        that an unchanged model comes back bit for bit.
+    force: replace a folder that is not an export of ours.
+
+    Raises `UserError` if `out` holds anything that this would destroy.
+    """
+    out = Path(out).expanduser().absolute()
+    _check_replaceable(out, model, force)
+    temporary = out.with_name(f".{out.name}.writing-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        hf_folder.copy_files(model, temporary)
+        (temporary / hf_folder.TENSOR_DTYPES).unlink(missing_ok=True)
+        types = dict(model.tensor_dtypes)
+        if dtype is not None:
+            types = dict.fromkeys(types, STORED_TYPES[dtype])
+            _record_dtype(temporary / "config.json", dtype)
+        write_weights(model, types, temporary, max_shard_size)
+        _write_marker(model, temporary)
+        _replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    log.info("exported to %s", out)
+    return out
+
+
+def write_weights(model: LoadedModel, types: Mapping[str, str], out: Path, max_shard_size) -> None:
+    """`model.safetensors`, or shards with an index, holding the tensors of `types` in those types."""
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    where = _places(model)
+    names = {name: NUMPY_TYPES[stored] for name, stored in types.items() if name in where}
+    shards = split_state_dict_into_shards_factory(
+        {name: (where[name], dtype) for name, dtype in names.items()},
+        filename_pattern="model{suffix}.safetensors",
+        get_storage_size=lambda tensor: _size(*tensor),
+        max_shard_size=max_shard_size,
+    )
+    for file, contents in shards.filename_to_tensors.items():
+        # safetensors writes wrong data, silently, for arrays that are not contiguous.
+        tensors = {name: np.ascontiguousarray(_tensor(where[name]), names[name]) for name in contents}
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        shutil.copymode(out / "config.json", out / file)  # safetensors makes files that only their owner can read
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": dict(sorted(shards.tensor_to_filename.items()))}
+        hf_folder.write_json(out / INDEX_FILE, index)
+
+
+def _places(model: LoadedModel) -> dict[str, tuple[jax.Array, TensorName, int]]:
+    """For every Hugging Face name: the parameter that holds it, and its layer."""
+    pairs = zip(jax.tree.leaves(model.params), jax.tree.leaves(tensor_names(model.cfg)), strict=True)
+    where = {name: (array, entry, i) for array, entry in pairs for i, name in enumerate(entry.names)}
+    if model.cfg.tie_embeddings:
+        where[HEAD] = where[EMBEDDING]  # written only where the source has this redundant tensor
+    return where
+
+
+def _size(place: tuple[jax.Array, TensorName, int], dtype: np.dtype) -> int:
+    array, entry, _ = place
+    return array.size // len(entry.names) * dtype.itemsize
+
+
+def _tensor(place: tuple[jax.Array, TensorName, int]) -> np.ndarray:
+    array, entry, layer = place
+    values = np.asarray(array[layer] if entry.stacked else array)
+    return values.T if entry.transpose else values
+
+
+def _record_dtype(path: Path, dtype: str) -> None:
+    config = hf_folder.read_json(path)
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    hf_folder.write_json(path, {**config, key: dtype})
+
+
+def _write_marker(model: LoadedModel, folder: Path) -> None:
+    files = sorted(path.name for path in folder.iterdir())
+    marker = {
+        "format": "mars_jax.export.1",
+        "mars_jax": version("mars-jax"),
+        "mask_token": model.tokenizer.mask_token,
+        "mask_token_id": model.mask_id,
+        "files": [*files, MARKER],
+    }
+    hf_folder.write_json(folder / MARKER, marker)
+
+
+def _check_replaceable(out: Path, model: LoadedModel, force: bool) -> None:
+    if out == model.hf_folder.absolute():
+        raise UserError(f"{out}: is the folder that the model comes from; choose another one")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; choose another name")
+    if force or not out.exists():
+        return
+    present = {path.name for path in out.iterdir()}
+    ours = set(json.loads((out / MARKER).read_text())["files"]) if MARKER in present else set()
+    foreign = sorted(present - ours)
+    if foreign:
+        raise UserError(
+            f"{out}: holds files that no export of ours wrote ({', '.join(foreign[:5])}), which would be lost; "
+            "choose another folder or pass --force"
+        )
+
+
+def _replace(new: Path, place: Path) -> None:
+    old = place.with_name(f".{place.name}.replaced-{os.getpid()}")
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
