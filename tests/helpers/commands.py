@@ -12,7 +12,7 @@ TOOLS = ("gcloud", "kubectl", "xpk", "gcluster", "sbatch", "squeue", "srun", "sc
 
 # Stands for every tool. `rules.json` lists answers: the first rule whose pattern is found in the command line and
 # whose `times` are not used up answers with its output, after its delay, with its exit code.
-FAKE_TOOL = """#!{python}
+FAKE_TOOL = """#!{python} -SE
 import fcntl, json, pathlib, re, shlex, sys, time
 folder = pathlib.Path(__file__).resolve().parent
 line = shlex.join([pathlib.Path(__file__).name, *sys.argv[1:]])
@@ -82,8 +82,9 @@ def environment(tools: FakeTools | None = None, **extra: str) -> dict[str, str]:
 
 def launch(script: str, *arguments: str, tools: FakeTools | None = None, timeout: float = 60, **extra: str):
     """Run `launch/SCRIPT ARGUMENTS…` from the repository root; returns the CompletedProcess with text output."""
+    python = [sys.executable] if script.endswith(".py") else []  # with this interpreter's packages
     return subprocess.run(
-        [ROOT / "launch" / script, *arguments],
+        [*python, ROOT / "launch" / script, *arguments],
         cwd=ROOT,
         env=environment(tools, **extra),
         text=True,
