@@ -15,12 +15,7 @@ GOLDEN_CONFIG = json.loads((TINY_QWEN2 / "config.json").read_text())
 
 
 def config(variant="llama", **changes):
-    """A config dict as `transformers` writes it, edited; `...` removes a key."""
-    import transformers
-
-    options = {**checkpoints.SIZES, **checkpoints.VARIANTS[variant]}
-    written = {**transformers.AutoConfig.for_model(**options).to_dict(), **changes}
-    return {key: value for key, value in written.items() if value is not ...}
+    return checkpoints.config_of(variant, **changes)
 
 
 @pytest.mark.parametrize("variant", checkpoints.VARIANTS)
@@ -118,8 +113,13 @@ def test_both_rope_spellings_agree():
 
 
 @pytest.mark.parametrize("variant", checkpoints.VARIANTS)
-def test_the_table_names_exactly_the_tensors_of_transformers(variant):
-    model = checkpoints.build(variant)
-    cfg = families.model_config(model.config.to_dict())
+def test_the_table_names_exactly_the_tensors_of_a_checkpoint(variant):
+    cfg = families.model_config(config(variant))
     ours = {name for entry in jax.tree.leaves(families.tensor_names(cfg)) for name in entry.names}
-    assert ours == {name for name, _ in model.named_parameters()}
+    assert ours == checkpoints.tensor_shapes(config(variant)).keys()
+
+
+@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
+def test_a_written_config_reads_back(variant):
+    cfg = families.model_config(config(variant))
+    assert families.model_config(families.hf_config(cfg)) == cfg
