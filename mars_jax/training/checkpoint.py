@@ -117,7 +117,7 @@ class Checkpoints:
         """The latest checkpoint that can be read, put onto the shapes and shardings of `target`; None if there is none.
 
         `data`, a fresh iterator, is moved to the saved position. A broken checkpoint is named in the log and moved
-        aside, and the one before it taken. Raises UserError if all are broken, or if one belongs to another model or other data.
+        aside, and the one before it taken. Raises UserError if all are broken, or one belongs to another model or data.
         """
         steps = self.steps()
         for step in reversed(steps):

@@ -196,8 +196,8 @@ class Run:
         first = (pending.step - 1) * self.cfg.train.global_batch
         message = (
             f"step {pending.step}: loss {values['loss']}, gradient norm {values['grad_norm']}; "
-            f"batch {pending.step - 1}, places {first} to {first + self.cfg.train.global_batch - 1} of the shuffled rows, "
-            f"is kept in {kept}"
+            f"batch {pending.step - 1}, rows {first} to {first + self.cfg.train.global_batch - 1} in shuffled order, "
+            f"kept in {kept}"
         )
         if self.cfg.train.nonfinite == "stop":
             raise NonFiniteError(message + "; train.nonfinite=skip would go on without such batches")
