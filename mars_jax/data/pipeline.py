@@ -8,65 +8,19 @@ import functools
 import logging
 import math
 import sys
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
-from mars_jax.data.chat import Chat, RefusedChatError, encode_chats
 from mars_jax.data.config import DataConfig
-from mars_jax.data.packing import fit, make_row, pack
-from mars_jax.data.sources import Messages, held_out_chats, training_chats
+from mars_jax.data.encoding import DataReport
+from mars_jax.data.rows import held_out_rows, training_rows
 from mars_jax.errors import UserError
 from mars_jax.objective.streams import Batch, Row, StreamConfig, build_streams, empty_row, stack
 
 log = logging.getLogger("mars_jax.data")
-
-CHUNK = 512  # chats a call of the tokenizer
-
-
-@dataclass(frozen=True)
-class DataReport:
-    """What became of the chats that were read.
-
-    kept includes truncated. dropped: nothing to train, or nothing left of it. refused: by reason, see `data.chat`.
-    """
-
-    source: str
-    read: int
-    kept: int
-    truncated: int
-    dropped: int
-    refused: dict[str, int]
-    tokens: int
-    trained_tokens: int
-    rows: int
-    row_length: int
-
-    def __str__(self) -> str:
-        refused = "".join(f", {count} refused ({reason})" for reason, count in sorted(self.refused.items()))
-        fill = self.tokens / max(1, self.rows * self.row_length)
-        return (
-            f"data {self.source}: {self.kept} of {self.read} chats kept ({self.truncated} truncated), "
-            f"{self.dropped} dropped without anything to train{refused}; "
-            f"{self.trained_tokens} of {self.tokens} tokens trained; {self.rows} rows of {self.row_length} ({fill:.0%})"
-        )
-
-
-class PackedChats(Sequence):
-    """Rows of encoded chats held in memory; row i is made when asked for."""
-
-    def __init__(self, chats: Sequence[Chat], rows: Sequence[Sequence[int]]):
-        self.chats, self.rows = chats, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Row:
-        return make_row([self.chats[i] for i in self.rows[index]])
 
 
 @dataclass(frozen=True)
@@ -82,12 +36,24 @@ class Pipeline:
     report: DataReport
     stream: StreamConfig
     global_rows: int
-    accumulation: int
-    seed: int
-    process_index: int
-    process_count: int
-    epochs: int | None
-    shuffle: bool
+    accumulation: int = 1
+    seed: int = 0
+    process_index: int = 0
+    process_count: int = 1
+    epochs: int | None = None
+    shuffle: bool = True
+
+    def __post_init__(self):
+        if not self.report.trained_tokens:
+            raise UserError(
+                f"nothing to train in {self.report}. Expected chats with assistant messages that fit into "
+                f"objective.row_length={self.stream.row_length} tokens"
+            )
+        if self.global_rows % (self.accumulation * self.process_count):
+            raise UserError(
+                f"a batch of {self.global_rows} rows cannot be cut into {self.accumulation} micro-batches x "
+                f"{self.process_count} processes"
+            )
 
     @property
     def rows_per_epoch(self) -> int:
@@ -170,10 +136,9 @@ def make_pipeline(
     epochs: int | None = None,
 ) -> Pipeline:
     """Shuffled training batches. Raises UserError when the data cannot be read or hold nothing to train."""
-    rows, report = _rows(cfg.path, training_chats(cfg), cfg, stream, tokenizer)
-    return _pipeline(
-        rows, report, stream, global_batch_rows, accumulation, seed, process_index, process_count, epochs, shuffle=True
-    )
+    rows, report = training_rows(cfg, stream, tokenizer)
+    log.info("%s", report)
+    return Pipeline(rows, report, stream, global_batch_rows, accumulation, seed, process_index, process_count, epochs)
 
 
 def make_eval_pipeline(
@@ -186,61 +151,7 @@ def make_eval_pipeline(
     process_count: int = 1,
 ) -> Pipeline:
     """One pass over the held-out chats, in order; the last batch is filled up with empty rows."""
-    rows, report = _rows(cfg.eval_path or cfg.path, held_out_chats(cfg), cfg, stream, tokenizer)
-    return _pipeline(
-        rows, report, stream, global_batch_rows, 1, 0, process_index, process_count, epochs=1, shuffle=False
-    )
-
-
-def _pipeline(rows, report, stream, global_rows, accumulation, seed, process_index, process_count, epochs, shuffle):
+    rows, report = held_out_rows(cfg, stream, tokenizer)
     log.info("%s", report)
-    if not report.trained_tokens:
-        raise UserError(
-            f"nothing to train in {report}. Expected chats with assistant messages that fit into "
-            f"objective.row_length={stream.row_length} tokens"
-        )
-    if global_rows % (accumulation * process_count):
-        raise UserError(
-            f"a batch of {global_rows} rows cannot be cut into {accumulation} micro-batches x {process_count} processes"
-        )
-    return Pipeline(
-        rows, report, stream, global_rows, accumulation, seed, process_index, process_count, epochs, shuffle
-    )
-
-
-def _rows(source: str, chats: Sequence[Messages], cfg: DataConfig, stream: StreamConfig, tokenizer):
-    encoded, counts = encode_all(chats, stream, tokenizer)
-    packed = pack(encoded, stream) if cfg.pack else [[i] for i in range(len(encoded))]
-    report = DataReport(
-        source=source,
-        read=len(chats),
-        kept=len(encoded),
-        truncated=counts.pop("truncated"),
-        dropped=counts.pop("dropped"),
-        refused=dict(counts),
-        tokens=sum(len(chat.tokens) for chat in encoded),
-        trained_tokens=sum(chat.trained for chat in encoded),
-        rows=len(packed),
-        row_length=stream.row_length,
-    )
-    return PackedChats(encoded, packed), report
-
-
-def encode_all(chats: Sequence[Messages], stream: StreamConfig, tokenizer) -> tuple[list[Chat], Counter]:
-    """The chats that have something to train, cut to a row, and counts: `truncated`, `dropped`, reasons of refusal."""
-    kept: list[Chat] = []
-    counts = Counter(truncated=0, dropped=0)
-    last_log = time.monotonic()
-    for start in range(0, len(chats), CHUNK):
-        if time.monotonic() - last_log > 10:
-            log.info("encoded %d of %d chats", start, len(chats))
-            last_log = time.monotonic()
-        for chat in encode_chats(chats[start : start + CHUNK], tokenizer):
-            if isinstance(chat, RefusedChatError):
-                counts[chat.reason] += 1
-            elif (fitted := fit(chat, stream)) is None:
-                counts["dropped"] += 1
-            else:
-                counts["truncated"] += fitted.trained < chat.trained
-                kept.append(fitted)
-    return kept, counts
+    share = {"process_index": process_index, "process_count": process_count}
+    return Pipeline(rows, report, stream, global_batch_rows, **share, epochs=1, shuffle=False)

@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 
 from mars_jax.data.config import DataConfig
+from mars_jax.data.prepared import is_prepared
 from mars_jax.data.synthetic import make_chats
 from mars_jax.errors import UserError
 
@@ -18,10 +19,8 @@ COLUMN_PAIRS = (("prompt", "answer"), ("question", "answer"))
 
 def training_chats(cfg: DataConfig) -> list[Messages]:
     """The chats to train on. Raises UserError naming file and line, or the data set, when they cannot be read."""
-    if cfg.path == "synthetic":
-        return make_chats("train", cfg.max_rows or SYNTHETIC_ROWS)
-    chats = list(islice(read_chats(cfg.path, cfg.split, cfg), cfg.max_rows))
-    held_out = set() if cfg.eval_path else set(_held_out(len(chats), cfg))
+    chats = list(all_chats(cfg))
+    held_out = set() if cfg.eval_path or cfg.path == "synthetic" else set(_held_out(len(chats), cfg))
     return [chat for i, chat in enumerate(chats) if i not in held_out]
 
 
@@ -31,8 +30,15 @@ def held_out_chats(cfg: DataConfig) -> list[Messages]:
         return list(islice(read_chats(cfg.eval_path, cfg.eval_split, cfg), cfg.eval_rows))
     if "synthetic" in (cfg.path, cfg.eval_path):
         return make_chats("held_out", cfg.eval_rows)
-    chats = list(islice(read_chats(cfg.path, cfg.split, cfg), cfg.max_rows))
+    chats = list(all_chats(cfg))
     return [chats[i] for i in _held_out(len(chats), cfg)]
+
+
+def all_chats(cfg: DataConfig) -> Iterator[Messages]:
+    """The chats of `path` one after the other, held-out ones among them (but `synthetic` has a split for those)."""
+    if cfg.path == "synthetic":
+        return iter(make_chats("train", cfg.max_rows or SYNTHETIC_ROWS))
+    return islice(read_chats(cfg.path, cfg.split, cfg), cfg.max_rows)
 
 
 def _held_out(count: int, cfg: DataConfig) -> list[int]:
@@ -59,6 +65,8 @@ def _rows(path: str, split: str, subset: str | None) -> Iterator[tuple[str, Mapp
     if path.startswith("hf:"):
         return _hub_rows(path.removeprefix("hf:"), split, subset)
     location = epath.Path(path)
+    if is_prepared(path):
+        raise UserError(f"data path {path} holds prepared rows; chats are needed here")
     if location.is_dir():
         return _folder_rows(location, split)
     if location.exists():
