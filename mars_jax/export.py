@@ -1,6 +1,7 @@
 """`python -m mars_jax.export`: a checkpoint as a Hugging Face folder."""
 
 import argparse
+import re
 import sys
 
 from mars_jax import cli
@@ -28,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="of all tensors; default: each keeps the type it has in the source",
     )
     parser.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="of a weight file; default: %(default)s"
+        "--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of a weight file; default: %(default)s"
     )
     parser.add_argument(
         "--mask-token", metavar="TEXT", help="the token recorded as [MASK]; default: the source's choice"
@@ -37,6 +38,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--force", action="store_true", help="replace a folder that is not an export, with all it holds"
     )
     return parser
+
+
+def _size(text: str) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 5GB or 200MB")
+    return text
 
 
 def command(args: argparse.Namespace) -> None:

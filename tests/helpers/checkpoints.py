@@ -57,7 +57,7 @@ def config_of(variant: str, **changes) -> dict:
     options = {**SIZES, **VARIANTS[variant]}
     config = transformers.AutoConfig.for_model(**options)
     written = {**config.to_dict(), "dtype": "float32", **changes}
-    return {key: value for key, value in written.items() if value is not ...}
+    return json.loads(json.dumps({key: value for key, value in written.items() if value is not ...}))
 
 
 def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:

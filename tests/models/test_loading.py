@@ -2,12 +2,11 @@
 
 import json
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from helpers import checkpoints
 from helpers.paths import TINY_QWEN2
+from helpers.runs import save_run
 
 import mars_jax
 from mars_jax import load
@@ -103,16 +102,6 @@ def test_a_hub_download_leaves_pickles_and_code_behind(monkeypatch, tmp_path):
     filters = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
     taken = list(huggingface_hub.utils.filter_repo_objects(offered, **filters))
     assert taken == offered[:6]
-
-
-def save_run(folder, model, steps, scale=2.0):
-    """A run's output folder whose checkpoint of step n holds the parameters times `scale ** n`."""
-    write_metadata(model, folder / "hf")
-    with ocp.CheckpointManager((folder / "checkpoints").absolute(), item_names=("params",)) as manager:
-        for step in steps:
-            params = jax.tree.map(lambda a, step=step: a * scale**step, model.params)
-            manager.save(step, args=ocp.args.Composite(params=ocp.args.StandardSave(params)))
-            manager.wait_until_finished()
 
 
 def test_a_runs_output_folder(tmp_path):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import checkpoints
+from helpers.forward import random_tokens
 from helpers.paths import TINY_QWEN2
 
 from mars_jax import load
@@ -34,16 +35,12 @@ def hidden_states(params, cfg, tokens_BT):
     return [*states, hidden], decoder.unembed(params, cfg, hidden)
 
 
-def random_tokens(vocab_size, length):
-    return np.random.default_rng(7).integers(0, vocab_size, (1, length))
-
-
 def compare(folder, length=200, positions=POSITIONS, reference=None):
     """Assert that a folder gives the hidden states and logits of `transformers` (or of a given reference)."""
     loaded = load(folder)
     tokens = random_tokens(loaded.cfg.vocab_size, length)
     expected_states, expected = (reference or checkpoints.reference(folder))(tokens)
-    states, logits = hidden_states(loaded.params, loaded.cfg, jnp.asarray(tokens, jnp.int32))
+    states, logits = hidden_states(loaded.params, loaded.cfg, jnp.asarray(tokens))
     for number, (ours, theirs) in enumerate(zip(states, expected_states, strict=True)):
         np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=1e-4, err_msg=f"after layer {number}")
     expected = expected[0, positions]
