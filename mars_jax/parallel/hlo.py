@@ -1,0 +1,264 @@
+"""What a compiled program does, counted from its optimized HLO text with loops multiplied out.
+
+XLA's own `cost_analysis` counts the body of a loop once, so a model scanned over its layers looks like a single layer.
+Here every computation is weighted by how often it runs. Loops whose length depends on data, and conditionals, need
+to be told: see `count`.
+"""
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+# Instructions that move nothing: aliases, or callers whose callees are counted.
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
+
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_ARRAY_WITH_LAYOUT = re.compile(_ARRAY.pattern + r"(?:\{[^}]*\})?")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    shape: str
+    opcode: str
+    arguments: str
+    attributes: str
+    root: bool
+
+    @property
+    def operands(self) -> list[str]:
+        return re.findall(r"%([\w.\-]+)", self.arguments)
+
+
+@dataclass
+class Counts:
+    """Totals of one execution on one device.
+
+    flops:       of matrix products, two a multiply-add. bytes: read and written by every instruction (fusions once).
+    collectives: kind -> bytes that enter or leave a device, of the larger side. collective_calls: kind -> executions.
+    kernels:     name -> executions of custom kernels, whose insides are not counted.
+    """
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    collectives: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    collective_calls: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    kernels: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+def arrays(shape: str) -> list[tuple[str, list[int]]]:
+    """`(dtype, dimensions)` of every array in an HLO shape."""
+    return [(dtype, [int(n) for n in dims.split(",") if n]) for dtype, dims in _ARRAY.findall(shape)]
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of all arrays of a shape, without the padding of its layout."""
+    total = 0
+    for dtype, dims in arrays(shape):
+        bits = 8 if dtype == "pred" else int((re.findall(r"\d+", dtype) or ["0"])[0])
+        total += math.prod(dims) * bits // 8
+    return total
+
+
+def _closing(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    return len(text) - 1
+
+
+def _instruction(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if not match:
+        return None
+    rest = line[match.end() :]
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    shape, rest = rest[:end], rest[end:].lstrip()
+    opcode = rest[: rest.index("(")]
+    close = _closing(rest, len(opcode))
+    return Instruction(match[2], shape, opcode, rest[len(opcode) + 1 : close], rest[close + 1 :], bool(match[1]))
+
+
+def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
+    """Computations of an HLO module as `{computation: {name: instruction}}`, and the name of the entry."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header:
+            current = computations.setdefault(header[2], {})
+            entry = header[2] if header[1] else entry
+        elif current is not None and (instruction := _instruction(line)):
+            current[instruction.name] = instruction
+    return computations, entry
+
+
+def _integers(attributes: str, name: str) -> list[int]:
+    found = re.search(name + r"=\{([\d,]*)\}", attributes)
+    return [int(n) for n in found[1].split(",") if n] if found else []
+
+
+def _dot_flops(dot: Instruction, scope: dict[str, Instruction]) -> float:
+    [(_, out)], [(_, left)] = arrays(dot.shape), arrays(scope[dot.operands[0]].shape)
+    contracted = math.prod(left[i] for i in _integers(dot.attributes, "lhs_contracting_dims"))
+    return 2.0 * math.prod(out) * contracted
+
+
+def _convolution_flops(conv: Instruction, scope: dict[str, Instruction]) -> float:
+    """XLA writes matrix products on TPU as convolutions, with padded windows for batch axes: padding is not counted."""
+    inputs, kernel, outputs = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", conv.attributes).groups()
+    sizes = [arrays(s)[0][1] for s in (scope[conv.operands[0]].shape, scope[conv.operands[1]].shape, conv.shape)]
+    [lhs, rhs, out] = [
+        dict(zip(labels, dims, strict=True)) for labels, dims in zip((inputs, kernel, outputs), sizes, strict=True)
+    ]
+    window = dict(re.findall(r"(\w+)=([\dx_\-]+)", (re.search(r"window=\{([^}]*)\}", conv.attributes) or [""])[0]))
+    total = 2.0 * out["b"] * out["f"] * rhs["i"]
+    for i, axis in enumerate(sorted(set(out) - {"b", "f"})):
+
+        def of(name, default, i=i):
+            return [int(n) for n in window[name].split("x")[i].split("_")] if name in window else default
+
+        (stride,), (low, _), (spread,), (holes,) = (
+            of("stride", [1]),
+            of("pad", [0, 0]),
+            of("lhs_dilate", [1]),
+            of("rhs_dilate", [1]),
+        )
+        extent = (lhs[axis] - 1) * spread + 1
+        places = (o * stride - low + k * holes for o in range(out[axis]) for k in range(rhs[axis]))
+        total *= sum(0 <= place < extent and place % spread == 0 for place in places)
+    groups = re.search(r"batch_group_count=(\d+)", conv.attributes)
+    return total / (int(groups[1]) if groups else 1)
+
+
+def _called(instruction: Instruction, name: str) -> list[str]:
+    found = re.search(name + r"=\{?((?:%[\w.\-]+(?:, )?)+)\}?", instruction.attributes)
+    return re.findall(r"%([\w.\-]+)", found[1]) if found else []
+
+
+def _trip_count(loop: Instruction, computations) -> int | None:
+    """Iterations of a loop over a fixed range from 0; None where the range depends on data."""
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
+    if known:
+        return int(known[1])
+    condition = computations[_called(loop, "condition")[0]]
+    root = next(i for i in condition.values() if i.root)
+    named = [condition[name] for name in root.operands if name in condition]
+    bounds = [int(i.arguments) for i in named if i.opcode == "constant"]
+    return bounds[0] if "direction=LT" in root.attributes and len(bounds) == 1 else None
+
+
+def _slices(name: str, scope: dict[str, Instruction]) -> list[Instruction] | None:
+    """The dynamic slices and in-place updates that are all that is done to a value; None where it is used otherwise."""
+    found = []
+    for user in scope.values():
+        if name not in user.operands:
+            continue
+        if user.opcode == "bitcast":
+            inner = _slices(user.name, scope)
+            if inner is None:
+                return None
+            found += inner
+        elif user.opcode in ("dynamic-slice", "dynamic-update-slice") and user.operands[0] == name:
+            found.append(user)
+        else:
+            return None
+    return found
+
+
+def _fusion_bytes(fusion: Instruction, scope, body: dict[str, Instruction]) -> int:
+    """Operands and results of a fusion; of an array only sliced or updated in place, the part that is touched."""
+    total = 0
+    parameters = {int(i.arguments): i for i in body.values() if i.opcode == "parameter"}
+    for number, operand in enumerate(fusion.operands):
+        slices = _slices(parameters[number].name, body)
+        if slices is None:
+            total += _hbm_bytes(scope[operand].shape)
+        else:
+            total += sum(_hbm_bytes(i.shape) for i in slices if i.opcode == "dynamic-slice")
+    root = next(i for i in body.values() if i.root)
+    results = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    for result in results:
+        while result.opcode == "bitcast" and result.operands[0] in body:
+            result = body[result.operands[0]]
+        updated = result.opcode == "dynamic-update-slice"
+        total += _hbm_bytes(body[result.operands[1]].shape if updated else result.shape)
+    return total
+
+
+def _hbm_bytes(shape: str) -> int:
+    """Bytes of the arrays that lie in main memory: on TPU, `S(1)` in a layout is on-chip memory."""
+    return sum(shape_bytes(part[0]) for part in _ARRAY_WITH_LAYOUT.finditer(shape) if "S(1)" not in part[0])
+
+
+def _instruction_bytes(instruction: Instruction, scope, computations) -> int:
+    if instruction.opcode == "fusion":
+        return _fusion_bytes(instruction, scope, computations[_called(instruction, "calls")[0]])
+    if instruction.opcode == "dynamic-slice":
+        return 2 * _hbm_bytes(instruction.shape)
+    if instruction.opcode == "dynamic-update-slice":
+        return 2 * _hbm_bytes(scope[instruction.operands[1]].shape)
+    return _hbm_bytes(instruction.shape) + sum(_hbm_bytes(scope[name].shape) for name in instruction.operands)
+
+
+def _collective_kind(opcode: str) -> str | None:
+    """The kind of a collective, or None; of an asynchronous pair only the start counts."""
+    base = opcode.removesuffix("-start")
+    return base if base in COLLECTIVES else None
+
+
+def _collective_bytes(instruction: Instruction, scope) -> int:
+    operands = sum(shape_bytes(scope[name].shape) for name in instruction.operands)
+    results = shape_bytes(instruction.shape)
+    if instruction.opcode.endswith("-start") and instruction.shape.startswith("("):
+        results -= operands  # the result of a start repeats its operands
+    return max(operands, results)
+
+
+def count(text: str, *, unknown_trips: float = 1.0, taken: float = 1.0) -> Counts:
+    """Totals of one execution of the module on one device.
+
+    unknown_trips: iterations of every loop whose length depends on data.
+    taken:         share of its executions in which a conditional takes its costliest branch; the others cost nothing.
+    """
+    computations, entry = parse(text)
+    total = Counts()
+
+    def walk(name: str, times: float, moves_bytes: bool) -> None:
+        scope = computations[name]
+        for i in scope.values():
+            if i.opcode == "dot":
+                total.flops += times * _dot_flops(i, scope)
+            elif i.opcode == "convolution":
+                total.flops += times * _convolution_flops(i, scope)
+            elif i.opcode == "custom-call" and (target := re.search(r'custom_call_target="(\w+)"', i.attributes)):
+                total.kernels[target[1]] += times
+            elif kind := _collective_kind(i.opcode):
+                total.collectives[kind] += times * _collective_bytes(i, scope)
+                total.collective_calls[kind] += times
+            if moves_bytes and i.opcode not in FREE and not i.opcode.endswith("-done"):
+                total.bytes += times * _instruction_bytes(i, scope, computations)
+            if i.opcode == "while":
+                trips = _trip_count(i, computations)
+                walk(_called(i, "body")[0], times * (unknown_trips if trips is None else trips), moves_bytes)
+            elif i.opcode == "conditional":
+                branches = _called(i, "branch_computations") or [
+                    *_called(i, "true_computation"),
+                    *_called(i, "false_computation"),
+                ]
+                walk(max(branches, key=lambda b: len(computations[b])), times * taken, moves_bytes)
+            elif i.opcode in ("call", "async-start"):
+                for callee in _called(i, "to_apply") or _called(i, "calls"):
+                    walk(callee, times, moves_bytes)
+            elif i.opcode == "fusion":
+                walk(_called(i, "calls")[0], times, False)
+
+    walk(entry, 1.0, True)
+    return total
