@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from mars_jax.training.state import init_state
 log = logging.getLogger(__name__)
 
 SAMPLED_FRACTION = 0.25
-NOISY_MULTIPLE = 64  # placeholders of a row are rounded up to whole attention tiles
+NOISY_STEP = 16
 
 
 @dataclass(frozen=True)
@@ -105,16 +106,18 @@ def read_chats(cfg: RunConfig, tokenizer, mask_id: int, count: int) -> list[Chat
 
 
 def fitting_stream(variant: Variant, chats: Sequence[Chat], mask_id: int) -> StreamConfig:
-    """The variant's rows, with room for as many placeholders as these chats need in a row full of tokens."""
+    """The variant's rows, with the room for placeholders that lets these chats go into the fewest tokens."""
     stream = variant.objective.stream_config(mask_id)
     if variant.objective.noisy_length is not None or stream.recipe == "ar_sft":
         return stream
-    costs = np.array([placeholder_cost(chat, stream) for chat in chats], np.float64)
+    needed = max(placeholder_cost(chat, stream) for chat in chats)
     if stream.block_fraction < 1.0:
-        costs = costs * stream.block_size  # counted in blocks
-    share = costs.sum() / sum(len(chat.tokens) for chat in chats)
-    needed = max(share * stream.row_length, costs.max())
-    return dataclasses.replace(stream, noisy_length=int(-(-needed // NOISY_MULTIPLE)) * NOISY_MULTIPLE)
+        needed = math.ceil(needed) * stream.block_size  # counted in blocks
+    candidates = [
+        dataclasses.replace(stream, noisy_length=length)
+        for length in range(-(-int(needed) // NOISY_STEP) * NOISY_STEP, stream.row_length + 1, NOISY_STEP)
+    ]
+    return min(candidates, key=lambda s: len(pack([fit(chat, s) for chat in chats], s)) * s.length)
 
 
 def make_batch(chats: Sequence[Chat], stream: StreamConfig, rows_at_once: int) -> Batch:
