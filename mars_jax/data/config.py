@@ -14,9 +14,9 @@ class DataConfig:
                    `question`/`answer`.
     max_rows:      chats read at most; of `synthetic`: chats made.
     pack:          several chats a row; false: one chat a row.
-    eval_path:     held-out chats, read like `path`; by default `eval_rows` chats are taken out of `path`.
+    eval_path:     held-out chats, read like `path`; by default chats are taken out of `path`.
     eval_split:    split of `eval_path`.
-    eval_rows:     held-out chats at most; 0: none.
+    eval_rows:     held-out chats at most, and at most a tenth of those of `path` where they come from there; 0: none.
     """
 
     path: str = "synthetic"

@@ -42,12 +42,8 @@ def all_chats(cfg: DataConfig) -> Iterator[Messages]:
 
 
 def _held_out(count: int, cfg: DataConfig) -> list[int]:
-    if count < 2 * cfg.eval_rows:
-        raise UserError(
-            f"data.eval_rows={cfg.eval_rows} is more than half of the {count} chats of {cfg.path}: "
-            "lower it (0 turns evaluation off) or give data.eval_path"
-        )
-    return sorted(np.random.default_rng(0).choice(count, cfg.eval_rows, replace=False).tolist())
+    """Which of so many chats are held out: the same for every run, so that a second stage trains on none of them."""
+    return sorted(np.random.default_rng(0).choice(count, min(cfg.eval_rows, count // 10), replace=False).tolist())
 
 
 def read_chats(path: str, split: str, cfg: DataConfig) -> Iterator[Messages]:
@@ -139,6 +135,8 @@ def as_messages(row: Mapping, where: str, cfg: DataConfig) -> Messages:
     """The row's `messages`, or one user and one assistant message from its two columns."""
     if not isinstance(row, Mapping):
         raise UserError(f"{where}: expected an object with named columns, found {type(row).__name__}")
+    if row.get("tools"):
+        raise UserError(f"{where}: tool descriptions are not rendered, so these chats would be learned without them")
     pairs = COLUMN_PAIRS if cfg.prompt_column is None else ((cfg.prompt_column, cfg.answer_column),)
     if cfg.prompt_column is None and "messages" in row:
         return _checked(row["messages"], where)

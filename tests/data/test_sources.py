@@ -1,9 +1,11 @@
+import importlib
 import json
 
 import pytest
 from etils import epath
 from helpers.paths import GOLDEN, shared_data
 
+from mars_jax.data import sources
 from mars_jax.data.config import DataConfig
 from mars_jax.data.sources import as_messages, held_out_chats, read_chats, training_chats
 from mars_jax.errors import UserError
@@ -51,6 +53,7 @@ def test_named_columns():
         ("{", "x.jsonl, line 2: not a JSON object"),
         ("[1]", "x.jsonl, line 2: expected an object with named columns, found list"),
         ('{"text": "a"}', "x.jsonl, line 2: no `messages` and no prompt/answer or question/answer, only text"),
+        ('{"messages": [], "tools": [{}]}', "x.jsonl, line 2: tool descriptions are not rendered"),
         ('{"messages": []}', "x.jsonl, line 2: messages must be a list"),
         ('{"messages": [{"content": "a"}]}', "x.jsonl, line 2: message 0 must have a role and a content"),
     ],
@@ -135,17 +138,46 @@ def test_hub_errors_name_the_data_set(monkeypatch):
         read("owner/absent")
 
 
-def test_tfds_text_is_decoded(monkeypatch):
+TFDS_BUILDER = """
+import tensorflow_datasets as tfds
+
+
+class TinyChats(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = tfds.features.Text()
+        messages = tfds.features.Sequence({"role": text, "content": text})
+        return self.dataset_info_from_configs(
+            features=tfds.features.FeaturesDict({"question": text, "answer": text, "turns": messages})
+        )
+
+    def _split_generators(self, _):
+        return {"test": self._generate_examples()}
+
+    def _generate_examples(self):
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        yield 0, {"question": "café?", "answer": "b", "turns": turns}
+"""
+
+
+def test_tfds(tmp_path, monkeypatch):
     tfds = pytest.importorskip("tensorflow_datasets", reason="PACKAGE ABSENT: tensorflow-datasets was not tested")
-    rows = [
-        {"question": b"caf\xc3\xa9?", "answer": b"b"},
-        {"messages": {"role": [b"user", b"assistant"], "content": [b"a", b"b"]}},
+    (tmp_path / "tiny_chats_builder").mkdir()
+    (tmp_path / "tiny_chats_builder" / "tiny_chats.py").write_text(TFDS_BUILDER, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("tiny_chats_builder.tiny_chats")
+    module.TinyChats(data_dir=tmp_path / "data", file_format="array_record").download_and_prepare()
+    tfds.core.add_data_dir(tmp_path / "data")
+    assert read("tfds:tiny_chats", "test") == [
+        [{"role": "user", "content": "café?"}, {"role": "assistant", "content": "b"}]
     ]
-    monkeypatch.setattr(tfds, "data_source", lambda name, split: rows if (name, split) == ("x/y", "test") else None)
-    assert read("tfds:x", "test", subset="y") == [
-        [{"role": "user", "content": "café?"}, {"role": "assistant", "content": "b"}],
-        CHAT,
-    ]
+    (row,) = (row for _, row in sources._tfds_rows("tiny_chats", "test", None))
+    assert as_messages({"messages": row["turns"]}, "here", DataConfig()) == CHAT
+    with pytest.raises(UserError, match="tfds data set 'tiny_chats'"):
+        read("tfds:tiny_chats", "train")
+    with pytest.raises(UserError, match="tfds data set 'no_such_chats'"):
+        read("tfds:no_such_chats")
 
 
 def test_synthetic_is_the_default():
@@ -156,14 +188,14 @@ def test_synthetic_is_the_default():
 
 def test_held_out_chats_are_taken_out_of_the_training_chats(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps({"prompt": str(i), "answer": "b"}) + "\n" for i in range(40)))
-    cfg = DataConfig(path=str(path), eval_rows=10, max_rows=30)
+    path.write_text("".join(json.dumps({"prompt": str(i), "answer": "b"}) + "\n" for i in range(400)))
+    cfg = DataConfig(path=str(path), eval_rows=10, max_rows=300)
     train = [chat[0]["content"] for chat in training_chats(cfg)]
     held_out = [chat[0]["content"] for chat in held_out_chats(cfg)]
-    assert len(train) == 20 and len(held_out) == 10
-    assert sorted(train + held_out, key=int) == [str(i) for i in range(30)]
-    with pytest.raises(UserError, match="eval_rows=20 is more than half of the 30 chats"):
-        training_chats(DataConfig(path=str(path), eval_rows=20, max_rows=30))
+    assert len(train) == 290 and len(held_out) == 10
+    assert sorted(train + held_out, key=int) == [str(i) for i in range(300)]
+    few = DataConfig(path=str(path), eval_rows=10, max_rows=40)
+    assert (len(training_chats(few)), len(held_out_chats(few))) == (36, 4)
 
 
 def test_own_file_of_held_out_chats(tmp_path):
