@@ -2,7 +2,7 @@
 
 import importlib
 
-_LAZY = {"load": "mars_jax.models.loading"}
+_LAZY = {"generate": "mars_jax.generate", "load": "mars_jax.models.loading"}
 
 
 def __getattr__(name: str):

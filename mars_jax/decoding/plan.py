@@ -1,0 +1,59 @@
+"""What is fixed at compile time: the shape of a decoding step.
+
+Modes differ in how many real tokens a step forwards, where its placeholders stand and when keys and values are kept.
+Everything else about a mode is a traced per-row setting (`decoding.settings`).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Shape of a step: `real` tokens, then `stops` groups of `masks` placeholders.
+
+    real:   room for a row's pending tokens (committed, no keys and values yet) followed by its drafts.
+    drafts: most drafts a row can have checked.
+    masks:  placeholders per group (W or K).
+    branched: a group after every possible stop (tree) instead of one after the last real token (chain).
+    cache:  "cursor": keep what was committed at every step. "block": keep whole blocks of `real - 1` tokens, when all
+            rows are there (the paper's block cache). "recompute": keep nothing; every step forwards the whole prefix.
+    """
+
+    real: int
+    drafts: int = 0
+    masks: int = 0
+    branched: bool = False
+    cache: str = "cursor"
+
+    @property
+    def stops(self) -> int:
+        return self.drafts + 1 if self.branched else 1
+
+    @property
+    def run(self) -> int:
+        """Most tokens one forward can commit."""
+        return self.drafts + 1 + self.masks
+
+
+def autoregressive() -> Plan:
+    return Plan(real=1)
+
+
+def window(width: int) -> Plan:
+    """Window decoding with cursors: up to `width + 1` tokens were committed last time and are pending."""
+    return Plan(real=width + 1, masks=width)
+
+
+def verify(draft: int, *, branched: bool) -> Plan:
+    """Exact decoding: one pending token and up to `draft` drafts; accepted drafts leave nothing pending."""
+    return Plan(real=draft + 1, drafts=draft, masks=draft, branched=branched)
+
+
+def block(size: int, width: int) -> Plan:
+    """The paper's block cache: a block's `size` tokens, and one before it, stay pending until all rows have them."""
+    return Plan(real=size + 1, masks=width, cache="block")
+
+
+def recompute(capacity: int, width: int) -> Plan:
+    """No cache: all of up to `capacity` tokens are pending at every step."""
+    return Plan(real=capacity, masks=width, cache="recompute")

@@ -1,0 +1,62 @@
+"""The state of a decoding loop: one pytree."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+RUNNING, STOP, LENGTH = range(3)
+FINISH_REASONS = (None, "stop", "length")
+
+
+class DecodeState(NamedTuple):
+    """All rows of a batch. N is the capacity: the most tokens, prompt and output, that a row can hold.
+
+    cache:      keys and values, whatever the network made; slots are written in place.
+    tokens:     int32 `[B, N]`, committed tokens; entries at or past `length` mean nothing.
+    forward:    int32 `[B, N]`, the forward (from 0) that committed each token; -1 for the prompt.
+    length:     int32 `[B]`, committed tokens.
+    cursor:     int32 `[B]`, slots that hold keys and values of committed tokens; what lies at or past it is never seen.
+    drafts:     int32 `[B, K]`, unchecked candidates for the tokens from `length` on.
+    num_drafts: int32 `[B]`, how many of them there are.
+    forwards:   int32 `[B]`, decoding forwards that committed tokens.
+    finish:     int32 `[B]`, RUNNING, STOP or LENGTH.
+    """
+
+    cache: Any
+    tokens: jax.Array
+    forward: jax.Array
+    length: jax.Array
+    cursor: jax.Array
+    drafts: jax.Array
+    num_drafts: jax.Array
+    forwards: jax.Array
+    finish: jax.Array
+
+    @property
+    def running(self) -> jax.Array:
+        return self.finish == RUNNING
+
+    @property
+    def pending(self) -> jax.Array:
+        """Committed tokens without keys and values; the last of them, the root, predicts the next token."""
+        return self.length - self.cursor
+
+
+def empty_state(cache, batch: int, capacity: int, drafts: int) -> DecodeState:
+    """A batch of rows that are all finished: free slots."""
+
+    def zeros():  # every field its own buffer, for the state is donated
+        return jnp.zeros(batch, jnp.int32)
+
+    return DecodeState(
+        cache=cache,
+        tokens=jnp.zeros((batch, capacity), jnp.int32),
+        forward=jnp.full((batch, capacity), -1, jnp.int32),
+        length=zeros(),
+        cursor=zeros(),
+        drafts=jnp.zeros((batch, drafts), jnp.int32),
+        num_drafts=zeros(),
+        forwards=zeros(),
+        finish=jnp.full(batch, LENGTH, jnp.int32),
+    )

@@ -1,0 +1,233 @@
+"""Text from prompts: `mars_jax.generate(model, prompts)` and `python -m mars_jax.generate`."""
+
+import argparse
+import json
+import logging
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mars_jax import cli
+from mars_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from mars_jax.decoding.prompts import Prompt
+    from mars_jax.decoding.requests import Generation
+
+logger = logging.getLogger("mars_jax.generate")
+
+EXAMPLE = 'python -m mars_jax.generate --model runs/quickstart/export --prompt "Count from 2 to 6." --show-steps'
+COLOURS = ("\033[30;46m", "\033[30;43m", "\033[30;42m", "\033[30;45m")
+PLAIN = "\033[0m"
+
+
+def generate(
+    model, prompts, *, batch_size: int = 8, raw: bool = False, system: str | None = None, **options
+) -> "list[Generation]":
+    """Decode prompts with a `LoadedModel`; results in order.
+
+    prompts: each a text, a list of chat messages or a list of token ids; or one text.
+    batch_size: rows decoded together.
+    raw: texts are continued as they stand, without the chat template.
+    system: a system message put before each chat.
+    options: fields of `decoding.requests.DecodeOptions`: `mode`, `tau`, `max_new_tokens`, …
+
+    Raises `UserError` for an option out of range or a prompt that does not fit the model's context.
+    """
+    from mars_jax.decoding.engine import DecodeEngine
+    from mars_jax.decoding.prompts import encode
+    from mars_jax.decoding.requests import Request
+
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    options = decode_options(options)
+    requests = [Request(encode(model.tokenizer, p, raw=raw, system=system), options) for p in prompts]
+    return DecodeEngine(model, slots=min(batch_size, max(1, len(requests)))).generate(requests)
+
+
+class _CallableModule(types.ModuleType):
+    """`mars_jax.generate(…)` also where this module, and not the function, is what the package's attribute holds."""
+
+    def __call__(self, *args, **kwargs):
+        return generate(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule
+
+
+def decode_options(values: dict):
+    from mars_jax.decoding.requests import OPTION_NAMES, DecodeOptions
+
+    unknown = set(values) - set(OPTION_NAMES)
+    if unknown:
+        raise UserError(f"{min(unknown)!r} is no decode option: expected one of {', '.join(OPTION_NAMES)}")
+    return DecodeOptions(**values)
+
+
+def build() -> argparse.ArgumentParser:
+    parser = cli.parser("generate", "Text from prompts, several tokens a forward.", EXAMPLE)
+    parser.add_argument(
+        "--model", required=True, metavar="PATH", help="folder, hub id, .gguf file or a run's output_dir"
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", nargs="+", metavar="TEXT", help="prompts")
+    source.add_argument("--prompts", metavar="FILE.jsonl", help="a prompt a line: prompt, messages or token_ids")
+    source.add_argument("stdin", nargs="?", choices=["-"], help="the lines of --prompts from standard input")
+    parser.add_argument("--output", metavar="FILE.jsonl", help="write results here, in input order")
+    parser.add_argument("--json", action="store_true", help="print results as JSON lines")
+    parser.add_argument("--show-steps", action="store_true", help="colour the tokens of each forward")
+    parser.add_argument("--raw", action="store_true", help="no chat template: continue the text as it stands")
+    parser.add_argument("--system", metavar="TEXT", help="system message of each chat")
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows decoded together (8)")
+
+    add_decode_arguments(parser)
+    return parser
+
+
+def add_decode_arguments(parser: argparse.ArgumentParser):
+    """An argument for every field of `DecodeOptions`, absent unless given; shared by all commands that decode."""
+    from mars_jax.decoding.requests import LAYOUTS, MODES
+    from mars_jax.decoding.settings import SCORES
+
+    options = parser.add_argument_group("decoding")
+    options.add_argument("--mode", choices=MODES, help="window trusts scores, verify is exact (window)")
+    options.add_argument("--tau", type=float, metavar="F", help="threshold of the score (0.9)")
+    options.add_argument("--score", choices=SCORES, help="what is compared with tau (probability)")
+    options.add_argument(
+        "--gate-first", action=argparse.BooleanOptionalAction, help="end a run at an unsure first token (no)"
+    )
+    options.add_argument("--window", type=int, metavar="W", help="placeholders a forward (3)")
+    options.add_argument("--cache-block", type=int, metavar="N", help="block of mode block (16)")
+    options.add_argument("--draft", type=int, metavar="K", help="drafts a forward in mode verify (3)")
+    options.add_argument("--layout", choices=LAYOUTS, help="where verify puts placeholders (tree)")
+    options.add_argument("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (256)")
+
+
+def given_options(args: argparse.Namespace) -> dict:
+    """The decode options that were given, by field."""
+    from mars_jax.decoding.requests import OPTION_NAMES
+
+    return {name: value for name in OPTION_NAMES if (value := getattr(args, name, None)) is not None}
+
+
+def command(args: argparse.Namespace):
+    from mars_jax.decoding.engine import DecodeEngine
+    from mars_jax.decoding.prompts import encode
+    from mars_jax.decoding.requests import Request
+    from mars_jax.models.loading import load
+
+    given = given_options(args)
+    decode_options(given)
+    if args.batch_size < 1:
+        raise UserError(f"--batch-size {args.batch_size}: expected at least 1")
+    if args.raw and args.system is not None:
+        raise UserError("--system is part of a chat, and --raw means no chat: leave one out")
+    prompts = list(_prompts(args))
+    if not prompts:
+        raise UserError("no prompts: the input is empty")
+
+    model = load(args.model)
+    engine = DecodeEngine(model, slots=min(args.batch_size, len(prompts)))
+    requests = []
+    for prompt in prompts:
+        try:
+            options = decode_options(given | prompt.overrides)
+            requests.append(Request(encode(model.tokenizer, prompt.content, raw=args.raw, system=args.system), options))
+            engine.check(requests[-1])
+        except UserError as error:
+            raise UserError(f"{prompt.where}: {error}") from error
+
+    with _outputs(args) as outputs:
+        started = time.perf_counter()
+        results = [None] * len(requests)
+        written = 0
+        for index, result in engine.completed(requests):
+            results[index] = result
+            while written < len(results) and results[written] is not None:
+                _write(prompts[written], results[written], args, outputs, model.tokenizer)
+                written += 1
+        _log_summary(results, time.perf_counter() - started)
+
+
+def _prompts(args: argparse.Namespace) -> "Iterator[Prompt]":
+    from mars_jax.decoding.prompts import Prompt, read_prompts
+
+    if args.prompt:
+        return (Prompt(str(i), f"prompt {i}", text, {}) for i, text in enumerate(args.prompt))
+    if args.stdin or args.prompts == "-":
+        return read_prompts(sys.stdin.readlines(), "standard input")
+    try:
+        return read_prompts(Path(args.prompts).read_text(encoding="utf-8").splitlines(), args.prompts)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prompts {args.prompts}: cannot be read: {error}") from error
+
+
+@contextmanager
+def _outputs(args: argparse.Namespace):
+    """The files that get JSON lines."""
+    files = [sys.stdout] if args.json else []
+    if not args.output:
+        yield files
+        return
+    try:
+        file = open(args.output, "w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output {args.output}: cannot be written: {error}") from error
+    with file:
+        yield [*files, file]
+
+
+def _write(prompt: "Prompt", result: "Generation", args, outputs, tokenizer):
+    line = json.dumps(as_record(prompt.id, result), ensure_ascii=False)
+    for file in outputs:
+        print(line, file=file, flush=True)
+    if args.show_steps:
+        print(coloured(result, tokenizer), file=sys.stderr if args.json else sys.stdout, flush=True)
+    elif not outputs:
+        print(result.text, flush=True)
+
+
+def as_record(id: str, result: "Generation") -> dict:
+    """A line of the output."""
+    return {
+        "id": id,
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "forwards": result.forwards,
+        "accepted": result.accepted,
+        "mode": result.options.mode,
+        "tau": result.options.tau,
+    }
+
+
+def coloured(result: "Generation", tokenizer) -> str:
+    """The text with the tokens of each forward in one colour; a character split over forwards goes to its last one."""
+    parts, shown, end = [], "", 0
+    for i, length in enumerate(result.accepted):
+        end += length
+        text = tokenizer.decode(result.token_ids[:end])
+        if not text.endswith("\N{REPLACEMENT CHARACTER}") or end == len(result.token_ids):
+            parts.append(f"{COLOURS[i % len(COLOURS)]}{text[len(shown) :]}{PLAIN}")
+            shown = text
+    return "".join(parts)
+
+
+def _log_summary(results: "list[Generation]", seconds: float):
+    tokens, forwards = sum(len(r.token_ids) for r in results), sum(r.forwards for r in results)
+    logger.info(
+        "%d prompts, %d tokens in %d forwards: %.2f tokens a forward; %.1f s with compilation",
+        len(results), tokens, forwards, tokens / forwards, seconds,
+    )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return cli.main(build, command, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
