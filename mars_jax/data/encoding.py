@@ -44,12 +44,12 @@ class DataReport:
         )
 
     @classmethod
-    def total(cls, source: str, parts: Sequence["DataReport"]):
+    def total(cls, source: str, parts: Sequence["DataReport"], row_length: int):
         """The account of a data set that was treated in parts."""
         names = ("read", "kept", "truncated", "dropped", "tokens", "trained_tokens", "rows")
         sums = {name: sum(getattr(part, name) for part in parts) for name in names}
         refused = sum((Counter(part.refused) for part in parts), Counter())
-        return cls(source=source, refused=dict(refused), row_length=parts[0].row_length, **sums)
+        return cls(source=source, refused=dict(refused), row_length=row_length, **sums)
 
     def __str__(self) -> str:
         refused = "".join(f", {count} refused ({reason})" for reason, count in sorted(self.refused.items()))

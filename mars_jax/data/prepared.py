@@ -87,6 +87,8 @@ def write_shard(folder, number: int, chats: Sequence, rows: Iterable[Row], repor
             writer.write(row_to_bytes(row))
         writer.close()
         epath.Path(local).copy(folder / f"{name}.partial", overwrite=True)
+    for outdated in (folder / INDEX, _sidecar(folder, number)):  # of an earlier run on other chats
+        outdated.unlink(missing_ok=True)
     (folder / f"{name}.partial").replace(folder / name)
     write_json(_sidecar(folder, number), {"chats": _digest(chats), "report": asdict(report)})
 
@@ -100,7 +102,7 @@ def is_written(folder, number: int, chats: Sequence) -> bool:
 def write_index(folder, shards: int, source: str, settings: Settings) -> DataReport:
     """Declare the folder complete; the report adds up those of its shards."""
     reports = [DataReport(**json.loads(_sidecar(folder, i).read_text())["report"]) for i in range(shards)]
-    report = DataReport.total(source, reports)
+    report = DataReport.total(source, reports, settings.row_length)
     index = {"settings": asdict(settings), "report": asdict(report), "rows": [r.rows for r in reports]}
     write_json(folder / INDEX, index)
     return report

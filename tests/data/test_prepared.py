@@ -118,11 +118,29 @@ def test_shards_of_changed_chats_are_made_again(tmp_path):
     prepare(tmp_path / "out", path)
     first = (tmp_path / "out" / "rows-00000.array_record").stat().st_mtime_ns
     path.write_text("\n".join([*lines[:199], lines[0], lines[1]]))
+    assert len(PreparedRows(str(tmp_path / "out"))) > 0
     assert prepare(tmp_path / "out", path).read == 201
     prepare(tmp_path / "fresh", path)
     assert (tmp_path / "out" / "rows-00000.array_record").stat().st_mtime_ns == first
     names = [p.name for p in (tmp_path / "fresh").iterdir()]
     assert not filecmp.cmpfiles(tmp_path / "out", tmp_path / "fresh", names, shallow=False)[1]
+
+
+def test_folder_is_not_readable_while_its_shards_change(tmp_path, monkeypatch):
+    prepare(tmp_path / "out", max_rows=140)
+    monkeypatch.setattr(preparing, "write_index", lambda *_: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception):
+        prepare(tmp_path / "out", max_rows=150)
+    with pytest.raises(UserError, match="run mars_jax"):
+        PreparedRows(str(tmp_path / "out"))
+
+
+def test_nothing_to_train_is_an_error(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"nothing to train in .*0 of 0 chats kept"):
+        prepare(tmp_path / "out", tmp_path / "empty.jsonl")
+    with pytest.raises(UserError, match=r"nothing to train in .*0 of 5 chats kept"):
+        prepare(tmp_path / "short", max_rows=5, row_length=4)
 
 
 def test_folder_is_not_shared_by_two_settings(tmp_path):
