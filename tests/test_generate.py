@@ -1,0 +1,163 @@
+"""The command's contract: what it reads, writes and refuses."""
+
+import json
+
+import pytest
+from helpers import tiny
+
+import mars_jax
+from mars_jax.generate import main
+
+MODEL = ["--model", str(tiny.FOLDER)]
+CASES = tiny.decode_cases()
+TEXTS = [case["messages"][0]["content"] for case in CASES[:3]]
+
+
+def run_of(case, mode, **settings):
+    (run,) = [r for r in case["runs"] if {"mode": mode, **settings}.items() <= r.items()]
+    return run
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return str(path)
+
+
+def test_json_lines_of_the_contract_in_input_order(capsys):
+    assert main([*MODEL, "--prompt", *TEXTS, "--json", "--mode", "verify", "--batch-size", "2"]) == 0
+    records = lines(capsys.readouterr().out)
+    assert [r["id"] for r in records] == ["0", "1", "2"]
+    for case, record in zip(CASES, records, strict=False):
+        expected = run_of(case, "verify", draft=3, layout="tree")
+        assert list(record) == [
+            "id", "text", "token_ids", "finish_reason", "prompt_tokens", "forwards", "accepted", "mode", "tau",
+        ]  # fmt: skip
+        assert record["token_ids"] == expected["token_ids"]
+        assert record["accepted"] == expected["accepted"]
+        assert record["forwards"] == len(record["accepted"])
+        assert record["prompt_tokens"] == len(case["prompt_ids"])
+        assert (record["mode"], record["finish_reason"]) == ("verify", "stop")
+        assert record["text"] == tiny.model().tokenizer.decode(expected["token_ids"][:-1])
+
+
+def test_a_file_of_prompts_with_settings_of_their_own(tmp_path, capsys):
+    case = CASES[0]
+    source = write_jsonl(
+        tmp_path / "prompts.jsonl",
+        [
+            {"prompt": TEXTS[0], "id": "text"},
+            {"messages": case["messages"], "id": "chat", "mode": "ar"},
+            {"token_ids": case["prompt_ids"], "tau": 1.0, "max_new_tokens": 5},
+        ],
+    )
+    out = tmp_path / "out.jsonl"
+    assert main([*MODEL, "--prompts", source, "--output", str(out), "--tau", "0.9"]) == 0
+    assert capsys.readouterr().out == ""
+    text, chat, ids = lines(out.read_text())
+    assert text["accepted"] == run_of(case, "window", tau=0.9, window=3, gate_first=False)["accepted"]
+    assert (text["id"], chat["id"], ids["id"]) == ("text", "chat", "2")
+    assert (chat["mode"], set(chat["accepted"])) == ("ar", {1})
+    assert (ids["tau"], ids["accepted"], ids["finish_reason"]) == (1.0, [1] * 5, "length")
+    assert text["prompt_tokens"] == chat["prompt_tokens"] == ids["prompt_tokens"]
+
+
+def test_standard_input_and_plain_text(monkeypatch, capsys):
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"prompt": TEXTS[0]}) + "\n"))
+    assert main([*MODEL, "--mode", "ar", "-"]) == 0
+    expected = tiny.model().tokenizer.decode(run_of(CASES[0], "ar")["token_ids"], skip_special_tokens=True)
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_show_steps_colours_each_forward(capsys):
+    assert main([*MODEL, "--prompt", TEXTS[0], "--show-steps"]) == 0
+    shown = capsys.readouterr().out
+    run = run_of(CASES[0], "window", tau=0.9, window=3, gate_first=False)
+    pieces = [piece.split("m", 1)[1] for piece in shown.split("\033[0m")[:-1]]
+    assert len(pieces) == len(run["accepted"])
+    assert "".join(pieces) == tiny.model().tokenizer.decode(run["token_ids"])
+    first = run["accepted"][0]
+    assert pieces[0] == tiny.model().tokenizer.decode(run["token_ids"][:first])
+
+
+def test_raw_continues_the_text_and_system_adds_a_turn(capsys):
+    assert main([*MODEL, "--prompt", "stone", "--raw", "--json", "--max-new-tokens", "1"]) == 0
+    assert main([*MODEL, "--prompt", "stone", "--system", "Be brief.", "--json", "--max-new-tokens", "1"]) == 0
+    assert main([*MODEL, "--prompt", "stone", "--json", "--max-new-tokens", "1"]) == 0
+    raw, system, chat = lines(capsys.readouterr().out)
+    tokenizer = tiny.model().tokenizer
+    assert raw["prompt_tokens"] == len(tokenizer("stone")["input_ids"])
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "stone"}],
+        add_generation_prompt=True,
+        return_dict=True,
+    )
+    assert system["prompt_tokens"] == len(rendered["input_ids"])
+    assert chat["prompt_tokens"] < system["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected an object"),
+        ('{"prompt": "a", "token_ids": [1]}', "expected exactly one of prompt, messages, token_ids, found prompt, tok"),
+        ('{"id": 1}', "found none"),
+        ('{"prompt": 3}', "prompt must be a text"),
+        ('{"token_ids": ["a"]}', "token_ids must be a list of integers"),
+        ('{"token_ids": []}', "a prompt has no tokens"),
+        ('{"token_ids": [384]}', "token id 384, but the model's ids go from 0 to 383"),
+        ('{"messages": [{"role": "user"}]}', "messages must be a list"),
+        ('{"prompt": "a", "tua": 1}', "unknown key 'tua'"),
+        ('{"prompt": "a", "mode": "fast"}', "mode='fast': expected one of"),
+        ('{"prompt": "a", "tau": -1}', "tau=-1: expected a number of at least 0"),
+        ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens=0"),
+        (json.dumps({"token_ids": [5] * 1024}), "1024 tokens, but the model's context of 1024"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_file_and_line(tmp_path, capsys, record, message):
+    source = tmp_path / "prompts.jsonl"
+    source.write_text('{"prompt": "fine"}\n' + record + "\n")
+    assert main([*MODEL, "--prompts", str(source), "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = [line for line in printed.err.splitlines() if line.startswith("error")]
+    assert f"{source}:2: " in line
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", "a", "--window", "0"], "window=0"),
+        (["--prompt", "a", "--batch-size", "0"], "--batch-size 0"),
+        (["--prompt", "a", "--raw", "--system", "b"], "--system"),
+        (["--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: cannot be read"),
+        (["--prompt", "a", "--output", "/nowhere/out.jsonl"], "cannot be written"),
+    ],
+)
+def test_bad_arguments_exit_with_2(capsys, arguments, message):
+    assert main([*MODEL, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-", "--prompt", "a"], [], ["--prompt", "a", "--mode", "x"], ["--prompt", "a", "--prompts", "b"]]
+)
+def test_arguments_that_argparse_refuses(arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main([*MODEL, *arguments])
+    assert stopped.value.code == 2
+
+
+def test_the_package_function_is_as_short_as_the_command():
+    for generate in (mars_jax.generate, mars_jax.generate.generate):
+        (result,) = generate(tiny.model(), TEXTS[0], mode="verify", layout="chain")
+        assert result.accepted == run_of(CASES[0], "verify", draft=3, layout="chain")["accepted"]
+    with pytest.raises(mars_jax.errors.UserError, match="'taw' is no decode option"):
+        mars_jax.generate(tiny.model(), TEXTS, taw=1)
