@@ -157,7 +157,7 @@ class TrainSection:
     dtype:         of the computation.
     parameter_dtype: of parameters and optimizer state; bfloat16 loses small updates.
     save_every:    steps between checkpoints; the last step is always saved. keep: latest checkpoints kept.
-    keep_best:     evaluation metric (e.g. `loss`) whose best checkpoint is kept as well.
+    keep_best:     held-out loss whose lowest checkpoint is kept as well.
     eval_every:    steps between evaluations on held-out chats; 0: never. eval_batches: most batches of one evaluation.
     resume:        continue from the checkpoints in output_dir; false: refuse an output_dir that has some.
     nonfinite:     a NaN or Inf loss or gradient never changes the weights; `stop` the run, or `skip` and count.
@@ -172,7 +172,7 @@ class TrainSection:
     seed: int = 0
     save_every: int = 500
     keep: int = 2
-    keep_best: str | None = None
+    keep_best: Literal["loss", "loss_ar", "loss_mask"] | None = None
     eval_every: int = 0
     eval_batches: int = 16
     resume: bool = True
@@ -184,6 +184,11 @@ class TrainSection:
         for name in ("global_batch", "accumulation", "save_every", "keep", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.keep_best is not None and (not self.eval_every or self.save_every % self.eval_every):
+            raise ValueError(
+                f"keep_best={self.keep_best} needs an evaluation at every checkpoint: "
+                f"eval_every={self.eval_every} does not divide save_every={self.save_every}"
+            )
         if self.global_batch % self.accumulation:
             raise ValueError(
                 f"global_batch={self.global_batch} is not a multiple of accumulation={self.accumulation} micro-batches"
@@ -244,8 +249,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         if "=" not in override:
             raise UserError(f"override {override!r} is not of the form key.path=value")
     try:
-        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
-        tree = OmegaConf.to_container(merged, resolve=True)
+        loaded = OmegaConf.load(path)
+        if not OmegaConf.is_dict(loaded):
+            raise UserError(f"{path}: expected sections of keys, found a list")
+        tree = OmegaConf.to_container(OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides))), resolve=True)
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{path} with {list(overrides)}: {error}") from error
     return parse_config(tree, where=str(path))
@@ -255,8 +262,6 @@ def parse_config(tree: dict, where: str) -> RunConfig:
     """Validate a nested dict; `where` names it in errors."""
     from pydantic import TypeAdapter, ValidationError
 
-    if not isinstance(tree, dict):
-        raise UserError(f"{where}: expected sections of keys, found {type(tree).__name__}")
     _refuse_unknown_keys(tree, RunConfig, where, prefix="")
     try:
         # JSON mode is strict about types (no "3" for 3, no true for 1) and still reads lists into tuples.
@@ -292,10 +297,19 @@ def _refuse_unknown_keys(tree: dict, section: type, where: str, prefix: str) -> 
     hints = typing.get_type_hints(section)
     for key, value in tree.items():
         if key not in hints:
-            everywhere = [prefix + name for name in hints]
-            near = difflib.get_close_matches(f"{prefix}{key}", everywhere, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(everywhere)}"
+            near = [prefix + name for name in difflib.get_close_matches(key, hints, n=1)]
+            near += [known for known in _dotted_keys(RunConfig) if known.endswith(f".{key}")]
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(prefix + name for name in hints)}"
             raise UserError(f"{where}: {prefix}{key} is not a known key; {hint}")
         for inner in _section_types(hints[key]):
             if isinstance(value, dict):
                 _refuse_unknown_keys(value, inner, where, f"{prefix}{key}.")
+
+
+def _dotted_keys(section: type, prefix: str = "") -> list[str]:
+    keys = []
+    for name, annotation in typing.get_type_hints(section).items():
+        keys.append(prefix + name)
+        for inner in _section_types(annotation):
+            keys += _dotted_keys(inner, f"{prefix}{name}.")
+    return keys

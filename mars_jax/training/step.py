@@ -108,7 +108,7 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update. A step without trained tokens, or whose loss or gradient is not finite, leaves the weights alone."""
     loss, sums, gradient = loss_and_gradient(state.params, batches, options, shardings)
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     rate = schedule(state.step)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     trained = batches.trained.sum()
