@@ -79,6 +79,7 @@ def build_tokenizer(meta: dict) -> PreTrainedTokenizerFast:
         eos_token=named("eos"),
         unk_token=named("unknown"),
         pad_token=named("padding"),
+        mask_token=named("mask"),
         chat_template=meta.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
     )

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mars_jax.errors import UserError
@@ -16,6 +17,7 @@ from mars_jax.models.config import ModelConfig
 from mars_jax.models.hf_folder import COPIED_FILES, TENSOR_DTYPES, read_json
 from mars_jax.models.parameters import Params, is_spec, parameter_specs
 from mars_jax.models.tensors import SafetensorsFolder, read_parameters
+from mars_jax.storage import is_remote, on_this_machine, place
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,19 @@ class LoadedModel:
     """
 
     cfg: ModelConfig
-    params: Params
-    tokenizer: PreTrainedTokenizerBase
+    params: Params = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
     mask_id: int
     stop_ids: tuple[int, ...]
-    emit_mask: np.ndarray
+    emit_mask: np.ndarray = field(repr=False)
     hf_folder: Path
-    tensor_dtypes: Mapping[str, str]
+    tensor_dtypes: Mapping[str, str] = field(repr=False)
 
 
 def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, step=None) -> LoadedModel:
     """Load a model for training, decoding or export.
 
-    path: a Hugging Face folder with safetensors, a hub id, a `.gguf` file, or a run's `output_dir`.
+    path: a Hugging Face folder with safetensors, a hub id, a `.gguf` file, or a run's `output_dir`; folders may be gs://.
     dtype: of the parameters, float32 by default.
     shardings: a tree of `jax.sharding.Sharding` like the parameters, or a function of the `ModelConfig` that makes one;
         each host then reads only its devices' slices. By default everything lies on one device.
@@ -55,20 +57,20 @@ def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, st
     Raises `UserError` for a path that holds none of these, an unsupported architecture or tensors that do not fit it.
     """
     dtype = jnp.dtype(dtype or jnp.float32)
-    local = Path(path).expanduser()
-    is_run = run_folder.is_run_folder(local)
+    found = place(path)
+    is_run = run_folder.is_run_folder(found)
     if step is not None and not is_run:
         raise UserError(f"step={step}: {path} is not a run's output folder, so it has no steps")
     if is_run:
-        folder = local / run_folder.METADATA
+        folder = on_this_machine(found / run_folder.METADATA)
         tensor_dtypes = read_json(folder / TENSOR_DTYPES)
     else:
-        folder, source = _open(path, local, revision)
+        folder, source = _open(path, found, revision)
         tensor_dtypes = source.dtypes()
     cfg = families.model_config(read_json(folder / "config.json"))
     shardings = _all_shardings(cfg, shardings)
     if is_run:
-        params = run_folder.restore_parameters(local, cfg, dtype=dtype, shardings=shardings, step=step)
+        params = run_folder.restore_parameters(found, cfg, dtype=dtype, shardings=shardings, step=step)
     else:
         params = read_parameters(cfg, source, dtype=dtype, shardings=shardings)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -85,14 +87,15 @@ def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, st
     )
 
 
-def _open(path, local: Path, revision: str | None):
+def _open(path, found: epath.Path, revision: str | None):
     """The folder with config and tokenizer, and the tensors."""
-    if local.is_dir():
+    if found.is_dir():
+        local = on_this_machine(found)
         return local, SafetensorsFolder(local)
-    if local.is_file():
-        if local.suffix != ".gguf":
-            raise UserError(f"{path}: expected a folder or a .gguf file")
-        return gguf.unpack(local)
+    if found.exists():
+        if found.suffix != ".gguf" or is_remote(found):
+            raise UserError(f"{path}: expected a folder or a local .gguf file")
+        return gguf.unpack(Path(found))
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
         raise UserError(f"{path}: no such file or folder, nor a hub id of the form owner/name")
     folder = _download(str(path), revision)

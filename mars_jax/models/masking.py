@@ -7,8 +7,9 @@ from mars_jax.errors import UserError
 
 NEW_MASK_TOKEN = "<|mask|>"
 
-# Special tokens of known tokenizers without free rows that no chat ever contains.
+# Special tokens that no chat ever contains, of tokenizers that may have no free row left.
 UNUSED_TOKENS = (
+    NEW_MASK_TOKEN,  # of an earlier export whose format keeps no mask token
     "<empty_output>",  # SmolLM2
     "<|reserved_special_token_247|>",  # Llama 3
     "[control_768]",  # Mistral from v0.3 on
