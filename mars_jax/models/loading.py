@@ -68,13 +68,13 @@ def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, st
         folder, source = _open(path, found, revision)
         tensor_dtypes = source.dtypes()
     cfg = families.model_config(read_json(folder / "config.json"))
+    tokenizer = _tokenizer(folder)
+    mask_id = masking.choose_mask(tokenizer, cfg.vocab_size, mask_token)
     shardings = _all_shardings(cfg, shardings)
     if is_run:
         params = run_folder.restore_parameters(found, cfg, dtype=dtype, shardings=shardings, step=step)
     else:
         params = read_parameters(cfg, source, dtype=dtype, shardings=shardings)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    mask_id = masking.choose_mask(tokenizer, cfg.vocab_size, mask_token)
     return LoadedModel(
         cfg=cfg,
         params=params,
@@ -117,6 +117,13 @@ def _download(repository: str, revision: str | None) -> Path:
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise UserError(f"{repository}: no such folder here, and the hub refused it: {error}") from error
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: holds no tokenizer that transformers can load ({error})") from error
 
 
 def _all_shardings(cfg: ModelConfig, shardings) -> Params:

@@ -3,29 +3,29 @@
 Layout: `hf/` holds config and tokenizer (`hf_folder.write_metadata`), `checkpoints/<step>/params` the parameter tree.
 """
 
-from pathlib import Path
-
 import jax
+from etils import epath
 
 from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
 from mars_jax.models.parameters import Params, parameter_shapes
+from mars_jax.storage import absolute
 
 METADATA, CHECKPOINTS = "hf", "checkpoints"
 
 
-def is_run_folder(folder: Path) -> bool:
+def is_run_folder(folder: epath.Path) -> bool:
     return (folder / METADATA / "config.json").exists()
 
 
-def restore_parameters(folder: Path, cfg: ModelConfig, *, dtype, shardings: Params, step: int | None) -> Params:
+def restore_parameters(folder: epath.Path, cfg: ModelConfig, *, dtype, shardings: Params, step: int | None) -> Params:
     """The parameters of the latest complete checkpoint, or of `step`.
 
     Raises `UserError` where there is none, or it cannot be read.
     """
     import orbax.checkpoint as ocp
 
-    checkpoints = (folder / CHECKPOINTS).absolute()
+    checkpoints = absolute(folder / CHECKPOINTS)
     if not checkpoints.is_dir():
         raise UserError(f"{folder}: no checkpoint yet")
     with ocp.CheckpointManager(checkpoints, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:

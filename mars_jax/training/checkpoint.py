@@ -7,7 +7,6 @@ once it is complete, and older ones are deleted after that: at any moment the la
 import dataclasses
 import json
 import logging
-import shutil
 import subprocess
 from importlib import metadata as package_metadata
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as managers
 
 from mars_jax.config import RunConfig
 from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
+from mars_jax.storage import absolute
 from mars_jax.training.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,9 @@ def run_metadata(cfg: RunConfig, model: ModelConfig) -> dict[str, Any]:
 class Checkpoints:
     """The checkpoints of one output folder."""
 
-    def __init__(self, folder: Path, keep: int, keep_best: str | None = None):
+    def __init__(self, folder: Path | epath.Path, keep: int, keep_best: str | None = None):
         """`keep` latest ones are kept, and the one with the lowest evaluation metric `keep_best`."""
-        self.folder = folder
+        self.folder = folder = epath.Path(folder)
         self._broken: list[int] = []
         policies = [managers.LatestN(keep)]
         if keep_best is not None:
@@ -92,9 +93,9 @@ class Checkpoints:
         )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.manager = ocp.CheckpointManager(folder.absolute(), item_names=ITEMS, options=options)
+            self.manager = ocp.CheckpointManager(absolute(folder), item_names=ITEMS, options=options)
         except OSError as error:
-            raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
+            raise UserError(f"output_dir: cannot write to {folder}: {error.strerror or error}") from error
 
     def steps(self) -> list[int]:
         """Steps of complete checkpoints, ascending."""
@@ -162,7 +163,7 @@ class Checkpoints:
         for step in self._broken:
             aside = self.folder.parent / "broken_checkpoints" / str(step)
             aside.parent.mkdir(exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
+            aside.rmtree(missing_ok=True)
             (self.folder / str(step)).rename(aside)
             log.warning("moved to %s", aside)
         self._broken.clear()
@@ -184,7 +185,7 @@ class Checkpoints:
             raise CheckpointError(f"writing a checkpoint to {self.folder} failed ({error}); {intact}") from error
 
 
-def _check_same_run(saved: dict, current: dict, where: Path) -> None:
+def _check_same_run(saved: dict, current: dict, where: epath.Path) -> None:
     """Refuse to continue a run as another one."""
     current = json.loads(json.dumps(current))  # tuples as the lists that JSON made of them
     different = [f"model.{k}" for k, v in current["model"].items() if saved["model"].get(k) != v]

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from mars_jax.parallel.mesh import process_share
 from mars_jax.training.checkpoint import Checkpoints, run_metadata
 from mars_jax.training.metrics import MetricsLog, peak_memory_bytes, to_host
 from mars_jax.training.optimizer import decayed_names
+from mars_jax.training.output import OutputFolder, open_output
 from mars_jax.training.preemption import Preemption, watch_preemption
 from mars_jax.training.progress import Progress
 from mars_jax.training.report import draw_report
@@ -36,15 +36,21 @@ class NonFiniteError(RuntimeError):
 
 def train(cfg: RunConfig) -> None:
     """Run, or continue, the training that `cfg` describes; returns when it is done or was asked to stop by SIGTERM."""
-    folder = Path(cfg.output_dir)
+    with open_output(cfg.output_dir) as output:
+        _train(cfg, output)
+
+
+def _train(cfg: RunConfig, output: OutputFolder) -> None:
+    folder = output.local
     mesh = run_mesh(cfg)
-    checkpoints = Checkpoints(folder / "checkpoints", cfg.train.keep, cfg.train.keep_best)
+    checkpoints = Checkpoints(output.checkpoints, cfg.train.keep, cfg.train.keep_best)
     found = checkpoints.steps()
     if found and not cfg.train.resume:
         raise UserError(
-            f"train.resume=false, but {folder} holds checkpoints {found}: choose another output_dir or remove them"
+            f"train.resume=false, but {output.place} holds checkpoints {found}: "
+            "choose another output_dir or remove them"
         )
-    source = open_source(cfg, mesh, continues=bool(found))
+    source = open_source(cfg, output, mesh, continues=bool(found))
     data, held_out = open_data(cfg, source, process_share(mesh))
     total = data.num_batches or cfg.train.steps
     steps = make_steps(cfg, source.model, mesh, total)
@@ -61,7 +67,7 @@ def train(cfg: RunConfig) -> None:
     metrics = MetricsLog(
         folder, start, cfg.logging.tensorboard, cfg.logging.wandb_project, config=dataclasses.asdict(cfg)
     )
-    run = Run(cfg, folder, steps, checkpoints, metrics, metadata, held_out, total)
+    run = Run(cfg, output, steps, checkpoints, metrics, metadata, held_out, total)
     with watch_preemption() as preemption:
         run.until_done(state, start, batches, preemption)
     checkpoints.close()
@@ -109,7 +115,7 @@ class Run:
     """A run under way."""
 
     cfg: RunConfig
-    folder: Path
+    output: OutputFolder
     steps: Steps
     checkpoints: Checkpoints
     metrics: MetricsLog
@@ -187,7 +193,7 @@ class Run:
 
     def _not_finite(self, pending: Pending, values: dict) -> None:
         """The step left the weights as they were; stop, or count it and go on."""
-        kept = self.folder / f"nonfinite_step_{pending.step}.npz"
+        kept = self.output.local / f"nonfinite_step_{pending.step}.npz"
         fields = {
             "/".join(str(getattr(k, "name", k)) for k in path): leaf
             for path, leaf in jax.tree.leaves_with_path(pending.batch)
@@ -228,12 +234,13 @@ class Run:
         began = time.perf_counter()
         self.checkpoints.save(step, state, batches, self.metadata, held_out)
         self.metrics.write("event", step, {"event": "save", "seconds": time.perf_counter() - began})
+        self.output.publish()
         self.last_read = time.perf_counter()
 
     def _profile(self, step: int) -> None:
         """Trace the steps that `logging.profile_steps` names, for TensorBoard or Perfetto."""
         first, last = self.cfg.logging.profile_steps or (None, None)
         if step == first:
-            jax.profiler.start_trace(self.folder / "profile")
+            jax.profiler.start_trace(self.output.local / "profile")
         elif last is not None and step == last + 1:
             jax.profiler.stop_trace()

@@ -18,6 +18,7 @@ from mars_jax.models.loading import load
 from mars_jax.models.masking import choose_mask
 from mars_jax.models.parameters import Params
 from mars_jax.parallel.rules import parameter_shardings
+from mars_jax.training.output import OutputFolder
 from mars_jax.training.state import init_params
 
 
@@ -31,17 +32,17 @@ class Source:
     take_params: Callable[[], Params]
 
 
-def open_source(cfg: RunConfig, mesh: Mesh, continues: bool) -> Source:
+def open_source(cfg: RunConfig, output: OutputFolder, mesh: Mesh, continues: bool) -> Source:
     """Open the model that `cfg.model` names and leave its config and tokenizer in `output_dir/hf`.
 
     With `continues`, that folder is all that is read: parameters then come from the run's checkpoint.
     """
-    folder = Path(cfg.output_dir) / "hf"
+    folder = output.local / "hf"
     dtype = jnp.dtype(cfg.train.parameter_dtype)
     if cfg.model.scratch is None and not continues:
-        return _open_checkpoint(cfg, mesh, folder, dtype)
+        return _open_checkpoint(cfg, output, mesh, folder, dtype)
     if not continues:
-        _on_first_process(lambda: _create(cfg, folder))
+        _on_first_process(output, lambda: _create(cfg, folder))
     model = model_config(read_json(folder / "config.json"))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     mask_id = choose_mask(tokenizer, model.vocab_size, cfg.model.mask_token)
@@ -49,14 +50,14 @@ def open_source(cfg: RunConfig, mesh: Mesh, continues: bool) -> Source:
     return Source(model, tokenizer, mask_id, lambda: init_params(cfg.train.seed, model, shardings, dtype))
 
 
-def _open_checkpoint(cfg: RunConfig, mesh: Mesh, folder: Path, dtype) -> Source:
+def _open_checkpoint(cfg: RunConfig, output: OutputFolder, mesh: Mesh, folder: Path, dtype) -> Source:
     loaded = load(
         cfg.model.path,
         dtype=dtype,
         shardings=lambda model: parameter_shardings(model, mesh),
         mask_token=cfg.model.mask_token,
     )
-    _on_first_process(lambda: write_metadata(loaded, folder))
+    _on_first_process(output, lambda: write_metadata(loaded, folder))
     params = [loaded.params]  # popped by the taker, so that nothing here keeps a second copy alive
     return Source(loaded.cfg, loaded.tokenizer, loaded.mask_id, params.pop)
 
@@ -71,9 +72,12 @@ def _create(cfg: RunConfig, folder: Path) -> None:
     create_folder(folder, cfg.model.scratch.model_config(len(tokenizer)), tokenizer)
 
 
-def _on_first_process(action: Callable[[], None]) -> None:
-    """Run `action` on process 0 while the others wait: output folders are shared."""
+def _on_first_process(output: OutputFolder, action: Callable[[], None]) -> None:
+    """Run `action` on process 0 while the others wait for what it leaves in the output folder."""
     if jax.process_index() == 0:
         action()
+        output.publish()
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("output folder")
+        if jax.process_index() != 0:
+            output.fetch()
