@@ -1,13 +1,14 @@
 import dataclasses
 import filecmp
 import json
+import shlex
 
 import jax
 import numpy as np
 import pytest
 from etils import epath
 from helpers.chat_templates import CHATML, tokenizer_for
-from helpers.paths import GOLDEN, TINY_QWEN2
+from helpers.paths import GOLDEN, REPOSITORY, TINY_QWEN2
 from transformers import AutoTokenizer
 
 from mars_jax import prepare as command
@@ -224,6 +225,13 @@ def test_shards_in_a_bucket_are_fetched_before_reading(tokenizer, tmp_path, monk
 
     rows = PreparedRows(Remote(bucket / "out"))
     assert chats_in(rows) == chats_in(PreparedRows(str(bucket / "out")))
+
+
+def test_example_of_the_help_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    arguments = [*shlex.split(command.EXAMPLE)[3:-1], str(tmp_path / "out"), "--workers", "1"]
+    assert command.cli.main(command.build_parser, command.command, arguments) == 0
+    assert PreparedRows(str(tmp_path / "out")).report.read == 2400
 
 
 def test_command(tmp_path, capsys):
