@@ -11,6 +11,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PYTHON=${PYTHON:-python3}
 DRY_RUN=0
 ESTIMATE=0
+ESTIMATE_ARGS=()
 TRAIN_ARGS=()
 
 # Exit codes: 0 done, 1 failed while running, 2 wrong input, and EX_TEMPFAIL: stopped early, start it again.
@@ -54,6 +55,13 @@ set_option() {
   printf -v "$1" %s "$3"
 }
 
+# estimate_option --prices FILE …: one of those that only `mars_jax.estimate` understands.
+estimate_option() {
+  local given
+  set_option given "$@"
+  ESTIMATE_ARGS+=("$1" "$given")
+}
+
 require() { [[ -n ${!1} ]] || die "--${1//_/-} is missing (--help shows an example)"; }
 
 whole_number() { [[ ${!1} =~ ^[0-9]+$ ]] || die "--${1//_/-} ${!1}: expected a whole number"; }
@@ -93,5 +101,5 @@ parse_slice() {
 # Fit, step time and device-hours of the run on one slice, before any money is spent.
 estimate() {
   cd "$ROOT"
-  run "$PYTHON" -m mars_jax.estimate --topology "$1" --slices "$2" ${PRICES:+--prices "$PRICES"} "${TRAIN_ARGS[@]}"
+  run "$PYTHON" -m mars_jax.estimate --topology "$1" --slices "$2" "${ESTIMATE_ARGS[@]}" "${TRAIN_ARGS[@]}"
 }

@@ -12,7 +12,8 @@
 #   --restarts N         of the whole job, preemptions included (default 100)
 #   --grace TIME         from SIGTERM to SIGKILL (default 10m)
 #   --manifest FILE      write the JobSet there instead of submitting it
-#   --estimate           fit, step time and device-hours; asks the compiler, not the cloud   [--prices FILE]
+#   --estimate           fit, step time and device-hours; asks the compiler, not the cloud
+#                        [--rows N] [--architecture FILE] [--efficiency F] [--prices FILE]
 #   --dry-run            print the command and run nothing
 #
 # gcluster itself refuses a second job of the same name. `gcluster job list|logs|cancel` do the rest.
@@ -21,7 +22,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 name='' cluster='' location='' slice='' image='' project='' queue='' manifest=''
-num_slices=1 restarts=100 grace=10m PRICES=''
+num_slices=1 restarts=100 grace=10m
 while (($#)); do
   case $1 in
     --name) set_option name "$@" && shift ;;
@@ -35,7 +36,7 @@ while (($#)); do
     --restarts) set_option restarts "$@" && shift ;;
     --grace) set_option grace "$@" && shift ;;
     --manifest) set_option manifest "$@" && shift ;;
-    --prices) set_option PRICES "$@" && shift ;;
+    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
     --estimate) ESTIMATE=1 ;;
     --dry-run) DRY_RUN=1 ;;
     --help) usage && exit 0 ;;

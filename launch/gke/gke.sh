@@ -15,7 +15,8 @@
 #   --context NAME     kubectl context (default: the current one)
 #   --lines N          of `logs`, per worker (default 200)
 #   --timeout TIME     of `wait`, as kubectl takes it (default 168h)
-#   --estimate         fit, step time and device-hours; asks the compiler, not the cluster   [--prices FILE]
+#   --estimate         fit, step time and device-hours; asks the compiler, not the cluster
+#                      [--rows N] [--architecture FILE] [--efficiency F] [--prices FILE]
 #   --dry-run          print the manifest and the commands and touch nothing
 #
 # The cluster needs the JobSet controller (0.6 or later) and a node pool per slice. Exit codes: 0 done, 1 failed,
@@ -24,7 +25,7 @@
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-values=$ROOT/launch/gke/values.yaml overrides=() context='' lines=200 timeout=168h PRICES=''
+values=$ROOT/launch/gke/values.yaml overrides=() context='' lines=200 timeout=168h
 command=${1:---help}
 [[ $command == --* ]] || shift
 while (($#)); do
@@ -34,7 +35,7 @@ while (($#)); do
     --context) set_option context "$@" && shift ;;
     --lines) set_option lines "$@" && shift ;;
     --timeout) set_option timeout "$@" && shift ;;
-    --prices) set_option PRICES "$@" && shift ;;
+    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
     --estimate) ESTIMATE=1 ;;
     --dry-run) DRY_RUN=1 ;;
     --help) usage && exit 0 ;;

@@ -11,7 +11,8 @@
 #   --max-restarts N     of the whole job, preemptions included (default 100)
 #   --grace SECONDS      from SIGTERM to SIGKILL (default 600)
 #   --priority P         very-low, low, medium, high or very-high (default medium)
-#   --estimate           fit, step time and device-hours; asks the compiler, not the cloud   [--prices FILE]
+#   --estimate           fit, step time and device-hours; asks the compiler, not the cloud
+#                        [--rows N] [--architecture FILE] [--efficiency F] [--prices FILE]
 #   --dry-run            print the command and run nothing
 #
 # Google is moving XPK's users to Cluster Toolkit: for a new cluster take launch/gke/gcluster.sh. xpk itself refuses
@@ -20,7 +21,7 @@
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-name='' cluster='' zone='' slice='' image='' project='' num_slices=1 max_restarts=100 grace=600 priority=medium PRICES=''
+name='' cluster='' zone='' slice='' image='' project='' num_slices=1 max_restarts=100 grace=600 priority=medium
 while (($#)); do
   case $1 in
     --name) set_option name "$@" && shift ;;
@@ -33,7 +34,7 @@ while (($#)); do
     --max-restarts) set_option max_restarts "$@" && shift ;;
     --grace) set_option grace "$@" && shift ;;
     --priority) set_option priority "$@" && shift ;;
-    --prices) set_option PRICES "$@" && shift ;;
+    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
     --estimate) ESTIMATE=1 ;;
     --dry-run) DRY_RUN=1 ;;
     --help) usage && exit 0 ;;

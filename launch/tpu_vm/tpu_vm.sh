@@ -24,7 +24,8 @@
 #   --poll SECONDS         between two looks at a state (default 30)
 #   --lines N              of `logs`, per worker (default 200)
 #   --keep                 `up` leaves the slice when it ends
-#   --estimate             fit, step time and device-hours; asks the compiler, not the cloud   [--prices FILE]
+#   --estimate             fit, step time and device-hours; asks the compiler, not the cloud
+#                          [--rows N] [--architecture FILE] [--efficiency F] [--prices FILE]
 #   --dry-run              print the commands and run none
 #
 # Exit codes: 0 done, 1 failed, 2 wrong input, 75 stopped before the end (`run`): start it again to resume.
@@ -35,7 +36,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/launch/remote.sh"
 
 name='' zone='' slice='' project='' runtime='' service_account='' network='' subnetwork='' capacity=()
-max_failures=3 keep=0 lines=200 POLL=30 PRICES=''
+max_failures=3 keep=0 lines=200 POLL=30
 command=${1:---help}
 [[ $command == --* ]] || shift
 while (($#)); do
@@ -51,7 +52,7 @@ while (($#)); do
     --max-failures) set_option max_failures "$@" && shift ;;
     --poll) set_option POLL "$@" && shift ;;
     --lines) set_option lines "$@" && shift ;;
-    --prices) set_option PRICES "$@" && shift ;;
+    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
     --spot | --reserved) capacity+=("$1") ;;
     --keep) keep=1 ;;
     --estimate) ESTIMATE=1 ;;
