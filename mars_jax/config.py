@@ -77,6 +77,9 @@ class ObjectiveSection:
     ar_weight:       λ of L_mask + λ L_AR.
     attention:       `dense` (reference), `blockwise` (skips empty tiles), `splash` (TPU kernel), or `auto`.
     logits_chunk:    loss entries per row projected to the vocabulary at a time.
+    offset_weights:  factors of the mask loss behind 1, 2, … placeholders; the last holds beyond. Empty: all 1.
+    distill:         share of the placeholders' loss that is the divergence from the clean stream's prediction of the
+                     same token, in place of the cross-entropy.
     """
 
     recipe: Literal["ar_sft", "mars", "mars_mask_only", "block_diffusion"] = "mars"
@@ -90,6 +93,8 @@ class ObjectiveSection:
     noisy_length: int | None = None
     attention: Literal["auto", "dense", "blockwise", "splash"] = "auto"
     logits_chunk: int = 256
+    offset_weights: tuple[float, ...] = ()
+    distill: float = 0.0
 
     def __post_init__(self):
         if self.block_size < 2:
@@ -101,6 +106,12 @@ class ObjectiveSection:
             )
         if not 0 < self.block_fraction <= 1:
             raise ValueError(f"block_fraction={self.block_fraction} must lie in (0, 1]")
+        if any(weight < 0 for weight in self.offset_weights):
+            raise ValueError(f"offset_weights={self.offset_weights} must not be negative")
+        if not 0 <= self.distill <= 1:
+            raise ValueError(f"distill={self.distill} must lie in [0, 1]")
+        if self.distill and self.recipe == "block_diffusion":
+            raise ValueError(f"distill={self.distill} needs placeholders that predict as the clean stream does: mars")
 
     def stream_config(self, mask_id: int) -> StreamConfig:
         masks = self.block_size - 1 if self.masks_per_block is None else self.masks_per_block

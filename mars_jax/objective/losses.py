@@ -13,7 +13,7 @@ from mars_jax.models.attention import dense_attention
 from mars_jax.models.config import ModelConfig
 from mars_jax.models.parameters import Params
 from mars_jax.objective.streams import Batch
-from mars_jax.objective.visibility import visible
+from mars_jax.objective.visibility import Tokens, visible
 
 
 class LossSums(NamedTuple):
@@ -53,16 +53,59 @@ def loss_sums(
     dtype=jnp.float32,
     remat: bool = False,
     chunk: int = 256,
+    offset_weights: tuple[float, ...] = (),
+    distill: float = 0.0,
 ) -> LossSums:
-    """Forward both streams once and sum the losses. `num_offsets`: rows of the per-offset counts (B + 1 is enough)."""
+    """Forward both streams once and sum the losses. `num_offsets`: rows of the per-offset counts (B + 1 is enough).
+
+    offset_weights, distill: see `entry_sums`.
+    """
     hidden_BTD = decoder.forward(
         params, cfg, batch.tokens, batch.visibility.position, make_attend(batch), dtype=dtype, remat=remat
     )
-    return entry_sums(params, cfg, hidden_BTD, batch, num_offsets=num_offsets, chunk=chunk)
+    return entry_sums(
+        params,
+        cfg,
+        hidden_BTD,
+        batch,
+        num_offsets=num_offsets,
+        chunk=chunk,
+        offset_weights=offset_weights,
+        distill=distill,
+    )
 
 
-def entry_sums(params: Params, cfg: ModelConfig, hidden_BTD, batch: Batch, *, num_offsets: int, chunk: int) -> LossSums:
-    """Losses of the entries from final hidden states, `chunk` entries per row projected to the vocabulary at a time."""
+def teacher_index(visibility: Tokens, source_BM: jax.Array) -> jax.Array:
+    """`[B, M]` index of the clean token where each source stands: it predicts the same token, from clean history."""
+    segment, position = (jnp.take_along_axis(a, source_BM, axis=1) for a in (visibility.segment, visibility.position))
+    same_segment = visibility.segment[:, None] == segment[..., None]
+    same_place = same_segment & (visibility.position[:, None] == position[..., None])
+    return jnp.argmax(same_place & (visibility.group == 0)[:, None], axis=-1)
+
+
+def divergence(teacher_logits: jax.Array, logits: jax.Array) -> jax.Array:
+    """KL(teacher, student) over the last axis, in nats; the teacher receives no gradient."""
+    teacher = jax.nn.log_softmax(jax.lax.stop_gradient(teacher_logits), axis=-1)
+    return (jnp.exp(teacher) * (teacher - jax.nn.log_softmax(logits, axis=-1))).sum(-1)
+
+
+def entry_sums(
+    params: Params,
+    cfg: ModelConfig,
+    hidden_BTD,
+    batch: Batch,
+    *,
+    num_offsets: int,
+    chunk: int,
+    offset_weights: tuple[float, ...] = (),
+    distill: float = 0.0,
+) -> LossSums:
+    """Losses of the entries from final hidden states; `chunk` entries per row go through the vocabulary at a time.
+
+    offset_weights: factors of the mask loss for offsets 1, 2, …; the last one holds for all beyond, and none means 1.
+    distill:        share of the mask loss of placeholders that is, in place of the cross-entropy, the divergence from
+                    what the clean stream predicts for the same token.
+    """
     count = batch.source.shape[1]
     chunk = min(chunk, count)
     pad = -count % chunk
@@ -78,12 +121,21 @@ def entry_sums(params: Params, cfg: ModelConfig, hidden_BTD, batch: Batch, *, nu
         chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
         losses = jax.nn.logsumexp(logits, axis=-1) - chosen
         used = ((weight_ar + weight_mask) > 0).astype(jnp.float32)
+        mask_losses = losses
+        if distill:
+            teacher = teacher_index(batch.visibility, source)
+            clean = jax.lax.stop_gradient(jnp.take_along_axis(hidden_BTD, teacher[..., None], axis=1))
+            mixed = (1 - distill) * losses + distill * divergence(decoder.unembed(params, cfg, clean), logits)
+            mask_losses = jnp.where(offset > 0, mixed, losses)
+        if offset_weights:
+            factors = jnp.array((1.0, *offset_weights), jnp.float32)
+            weight_mask = weight_mask * factors[jnp.minimum(offset, len(offset_weights))]
         correct = used * (jnp.argmax(logits, axis=-1) == target)
         rows = jax.nn.one_hot(offset, num_offsets, dtype=jnp.float32)
         weight = weight_ar + weight_mask
         return LossSums(
             ar=(losses * weight_ar).sum(),
-            mask=(losses * weight_mask).sum(),
+            mask=(mask_losses * weight_mask).sum(),
             ar_weight=(weight * (offset == 0)).sum(),
             total_weight=weight.sum(),
             correct_by_offset=(rows * correct[..., None]).sum((0, 1)),

@@ -47,9 +47,9 @@ class Steps:
         )
 
 
-def run_mesh(cfg: RunConfig) -> Mesh:
-    """The mesh, once the rows of a micro-batch are known to spread evenly over it."""
-    mesh = make_mesh(cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor)
+def run_mesh(cfg: RunConfig, devices=None) -> Mesh:
+    """The mesh over all or the given devices, once the rows of a micro-batch are known to spread evenly over it."""
+    mesh = make_mesh(cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.tensor, devices)
     rows = cfg.train.global_batch // cfg.train.accumulation
     if rows % row_shards(mesh):
         raise UserError(
@@ -74,6 +74,8 @@ def make_steps(cfg: RunConfig, model, mesh: Mesh, total_steps: int) -> Steps:
         dtype=jnp.dtype(cfg.train.dtype),
         remat=cfg.model.remat,
         chunk=cfg.objective.logits_chunk,
+        offset_weights=cfg.objective.offset_weights,
+        distill=cfg.objective.distill,
     )
     return Steps(
         mesh=mesh,

@@ -38,6 +38,8 @@ class LossOptions:
     dtype: Any = jnp.float32
     remat: bool = False
     chunk: int = 256
+    offset_weights: tuple[float, ...] = ()
+    distill: float = 0.0
     mesh: Mesh | None = None
 
     def sums(self, params: Params, batch: Batch) -> LossSums:
@@ -50,6 +52,8 @@ class LossOptions:
             dtype=self.dtype,
             remat=self.remat,
             chunk=self.chunk,
+            offset_weights=self.offset_weights,
+            distill=self.distill,
         )
 
 
