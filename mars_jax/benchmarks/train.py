@@ -21,6 +21,7 @@ from mars_jax.objective.streams import Batch, StreamConfig, build_streams, empty
 from mars_jax.objective.visibility import Tokens, visible
 from mars_jax.parallel import hlo
 from mars_jax.parallel.mesh import row_shards
+from mars_jax.training.output import open_output
 from mars_jax.training.setup import Steps, make_steps, run_mesh
 from mars_jax.training.source import open_source
 from mars_jax.training.state import init_state
@@ -206,7 +207,8 @@ def cost(prepared: Prepared, mesh: Mesh) -> Cost:
 def measure(cfg: RunConfig, chats: int, repeats: int) -> list[Cost]:
     """Costs of every variant on the same chats; `repeats` timed passes each, taken in turns; 0 only compiles."""
     mesh = run_mesh(cfg)
-    source = open_source(cfg, mesh, continues=False)
+    with open_output(cfg.output_dir) as output:
+        source = open_source(cfg, output, mesh, continues=False)
     encoded = read_chats(cfg, source.tokenizer, source.mask_id, chats)
     prepared = [
         prepare(cfg, variant, source.model, source.mask_id, encoded, mesh) for variant in variants(cfg.objective)
