@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
@@ -38,14 +37,13 @@ def export(model: LoadedModel, out, *, dtype: str | None = None, max_shard_size=
 
     Raises `UserError` if `out` holds anything that this would destroy.
     """
-    out = Path(out).expanduser().absolute()
+    out = Path(out).expanduser().resolve()
     _check_replaceable(out, model, force)
     temporary = out.with_name(f".{out.name}.writing-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         hf_folder.copy_files(model, temporary)
-        (temporary / hf_folder.TENSOR_DTYPES).unlink(missing_ok=True)
         types = dict(model.tensor_dtypes)
         if dtype is not None:
             types = dict.fromkeys(types, STORED_TYPES[dtype])
@@ -72,8 +70,10 @@ def write_weights(model: LoadedModel, types: Mapping[str, str], out: Path, max_s
         max_shard_size=max_shard_size,
     )
     for file, contents in shards.filename_to_tensors.items():
-        # safetensors writes wrong data, silently, for arrays that are not contiguous.
-        tensors = {name: np.ascontiguousarray(_tensor(where[name]), names[name]) for name in contents}
+        with np.errstate(over="ignore"):  # said better by the check
+            # safetensors writes wrong data, silently, for arrays that are not contiguous.
+            tensors = {name: np.ascontiguousarray(_tensor(where[name]), names[name]) for name in contents}
+        _check_finite(tensors)
         save_file(tensors, out / file, metadata={"format": "pt"})
         shutil.copymode(out / "config.json", out / file)  # safetensors makes files that only their owner can read
     if shards.is_sharded:
@@ -101,6 +101,13 @@ def _tensor(place: tuple[jax.Array, TensorName, int]) -> np.ndarray:
     return values.T if entry.transpose else values
 
 
+def _check_finite(tensors: dict[str, np.ndarray]) -> None:
+    """float16 ends at 65504: values of a bfloat16 model may lie beyond."""
+    for name, values in tensors.items():
+        if values.dtype == np.float16 and not np.isfinite(values).all():
+            raise UserError(f"{name} holds values that float16 cannot; export with --dtype bfloat16 or float32")
+
+
 def _record_dtype(path: Path, dtype: str) -> None:
     config = hf_folder.read_json(path)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
@@ -111,7 +118,6 @@ def _write_marker(model: LoadedModel, folder: Path) -> None:
     files = sorted(path.name for path in folder.iterdir())
     marker = {
         "format": "mars_jax.export.1",
-        "mars_jax": version("mars-jax"),
         "mask_token": model.tokenizer.mask_token,
         "mask_token_id": model.mask_id,
         "files": [*files, MARKER],
@@ -120,8 +126,8 @@ def _write_marker(model: LoadedModel, folder: Path) -> None:
 
 
 def _check_replaceable(out: Path, model: LoadedModel, force: bool) -> None:
-    if out == model.hf_folder.absolute():
-        raise UserError(f"{out}: is the folder that the model comes from; choose another one")
+    if model.hf_folder.resolve().is_relative_to(out):
+        raise UserError(f"{out}: holds the model that is to be exported; choose another folder")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; choose another name")
     if force or not out.exists():

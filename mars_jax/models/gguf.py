@@ -80,10 +80,6 @@ def _half_split(values: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _metadata(reader) -> dict:
-    return {key: field.contents() for key, field in reader.fields.items()}
-
-
 def _refuse_unknown(meta: dict, arch: str) -> None:
     """Metadata that would change the mathematics."""
     neutral = {
@@ -121,9 +117,8 @@ def _rope_scaling(reader, theta: float, head_dim: int) -> RopeScaling | None:
     return scaling
 
 
-def model_config(reader) -> ModelConfig:
+def model_config(reader, meta: dict) -> ModelConfig:
     """The architecture that the file's metadata and tensors describe."""
-    meta = _metadata(reader)
     arch = meta["general.architecture"]
     if arch not in ARCHITECTURES:
         raise UserError(f"GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
@@ -175,7 +170,8 @@ def unpack(path: Path) -> tuple[Path, GgufTensors]:
         reader = GGUFReader(path)
     except ValueError as error:
         raise UserError(f"{path}: not a readable GGUF file ({error})") from error
-    cfg, meta = model_config(reader), _metadata(reader)
+    meta = {key: field.contents() for key, field in reader.fields.items()}
+    cfg = model_config(reader, meta)
     unread = sorted({t.tensor_type.name for t in reader.tensors} - STORED_TYPES.keys())
     if unread:
         raise UserError(f"{path}: holds {', '.join(unread)} tensors; supported types are {', '.join(STORED_TYPES)}")

@@ -55,7 +55,7 @@ def write_metadata(model: "LoadedModel", out: Path) -> None:
 def copy_files(model: "LoadedModel", out: Path) -> None:
     """Copy config, tokenizer and licences of the source; record `[MASK]`, the chat template and the end tokens."""
     for pattern in COPIED_FILES:
-        for path in model.hf_folder.glob(pattern):
+        for path in filter(Path.is_file, model.hf_folder.glob(pattern)):
             shutil.copyfile(path, out / path.name)
     if (out / "tokenizer.json").exists():
         _record_mask(model, out)

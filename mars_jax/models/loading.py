@@ -120,9 +120,12 @@ def _download(repository: str, revision: str | None) -> Path:
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    # Where none of these lies there, some transformers classes give an empty tokenizer instead of an error.
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise UserError(f"{folder}: holds no tokenizer (tokenizer.json, tokenizer.model or vocab.json)")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a damaged file makes the parsers raise
         raise UserError(f"{folder}: holds no tokenizer that transformers can load ({error})") from error
 
 

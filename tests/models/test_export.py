@@ -107,6 +107,16 @@ def test_a_chosen_dtype_is_recorded(tmp_path):
     assert (config["torch_dtype"], "dtype" in config) == ("float16", False)
 
 
+def test_values_beyond_float16_are_refused(tmp_path):
+    config = checkpoints.config_of("qwen2")
+    tensors = checkpoints.random_tensors(config)
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = 1e5
+    model = load(checkpoints.write(tmp_path / "source", config, tensors))
+    with pytest.raises(UserError, match=r"model\.layers\.1\.mlp\.down_proj\.weight holds values that float16 cannot"):
+        export(model, tmp_path / "out", dtype="float16")
+    assert not (tmp_path / "out").exists()
+
+
 def test_from_a_run_with_another_chat_template(tmp_path):
     """Everything but the weights travels through the run's folder."""
     model = load(TINY_QWEN2)
@@ -223,8 +233,11 @@ def test_what_is_not_an_export_is_not_overwritten(tmp_path):
     shutil.copytree(TINY_QWEN2, foreign)
     with pytest.raises(UserError, match="no export of ours"):
         export(model, foreign)
-    with pytest.raises(UserError, match="the folder that the model comes from"):
+    with pytest.raises(UserError, match="holds the model that is to be exported"):
         export(load(foreign), foreign, force=True)
+    run = save_run(tmp_path / "run", model, steps=[1])
+    with pytest.raises(UserError, match="holds the model that is to be exported"):
+        export(load(run), run, force=True)
     with pytest.raises(UserError, match="is a file"):
         export(model, out / "config.json")
     (tmp_path / "empty").mkdir()

@@ -2,16 +2,19 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from helpers import checkpoints
 from helpers.paths import TINY_QWEN2
 from helpers.runs import save_run
+from jax.sharding import AxisType, PartitionSpec
 
 import mars_jax
 from mars_jax import load
 from mars_jax.errors import UserError
 from mars_jax.models.hf_folder import write_metadata
+from mars_jax.parallel.rules import parameter_shardings
 
 
 def test_the_golden_checkpoint():
@@ -68,6 +71,16 @@ def test_paths_that_hold_no_model(tmp_path):
         load(TINY_QWEN2, step=3)
 
 
+def test_a_folder_without_a_tokenizer_says_so(tmp_path):
+    folder = checkpoints.random_checkpoint(tmp_path, "qwen2")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        load(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="holds no tokenizer that transformers can load"):
+        load(folder)
+
+
 def test_a_hub_id_without_a_hub_says_so():
     with pytest.raises(UserError, match="the hub cannot be reached"):  # tests/conftest.py sets HF_HUB_OFFLINE
         load("nobody/no-such-model")
@@ -116,6 +129,16 @@ def test_a_runs_output_folder(tmp_path):
     assert latest.tensor_dtypes == source.tensor_dtypes
     with pytest.raises(UserError, match="no checkpoint of step 2; there are 1, 3"):
         load(tmp_path / "run", step=2)
+
+
+def test_a_runs_checkpoint_onto_a_mesh(tmp_path):
+    save_run(tmp_path / "run", load(TINY_QWEN2), steps=[1])
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    sharded = load(tmp_path / "run", shardings=lambda cfg: parameter_shardings(cfg, mesh))
+    kernel = sharded.params["layers"]["mlp"]["up"]["kernel"]
+    assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
+    assert kernel.addressable_shards[0].data.shape == (3, 48, 128)
+    jax.tree.map(np.testing.assert_array_equal, sharded.params, load(tmp_path / "run").params)
 
 
 def test_an_interrupted_save_is_not_the_latest_checkpoint(tmp_path):
