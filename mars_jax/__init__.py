@@ -2,6 +2,10 @@
 
 import importlib
 
+from mars_jax import xla_flags
+
+xla_flags.avoid_miscompiled_reductions()
+
 _LAZY = {"generate": "mars_jax.generate", "load": "mars_jax.models.loading"}
 
 

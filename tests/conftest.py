@@ -10,6 +10,8 @@ import jax
 import pytest
 from helpers.paths import REPOSITORY
 
+import mars_jax  # noqa: F401  (sets compiler flags before the first backend starts)
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".cache" / "jax"))
