@@ -7,7 +7,6 @@ to be told: see `count`.
 
 import math
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
@@ -45,9 +44,9 @@ class Counts:
 
     flops: float = 0.0
     bytes: float = 0.0
-    collectives: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    collective_calls: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    kernels: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    collectives: dict[str, float] = field(default_factory=dict)
+    collective_calls: dict[str, float] = field(default_factory=dict)
+    kernels: dict[str, float] = field(default_factory=dict)
 
 
 def arrays(shape: str) -> list[tuple[str, list[int]]]:
@@ -222,6 +221,10 @@ def _collective_bytes(instruction: Instruction, scope) -> int:
     return max(operands, results)
 
 
+def _add(totals: dict[str, float], name: str, value: float) -> None:
+    totals[name] = totals.get(name, 0.0) + value
+
+
 def count(text: str, *, unknown_trips: float = 1.0, taken: float = 1.0) -> Counts:
     """Totals of one execution of the module on one device.
 
@@ -230,8 +233,9 @@ def count(text: str, *, unknown_trips: float = 1.0, taken: float = 1.0) -> Count
     """
     computations, entry = parse(text)
     total = Counts()
+    counted = set()  # TPU writes an asynchronous collective thrice: where it starts, where it overlaps, where it ends
 
-    def walk(name: str, times: float, moves_bytes: bool) -> None:
+    def walk(name: str, times: float, fused_into: str | None) -> None:
         scope = computations[name]
         for i in scope.values():
             if i.opcode == "dot":
@@ -239,26 +243,45 @@ def count(text: str, *, unknown_trips: float = 1.0, taken: float = 1.0) -> Count
             elif i.opcode == "convolution":
                 total.flops += times * _convolution_flops(i, scope)
             elif i.opcode == "custom-call" and (target := re.search(r'custom_call_target="(\w+)"', i.attributes)):
-                total.kernels[target[1]] += times
+                _add(total.kernels, target[1], times)
             elif kind := _collective_kind(i.opcode):
-                total.collectives[kind] += times * _collective_bytes(i, scope)
-                total.collective_calls[kind] += times
-            if moves_bytes and i.opcode not in FREE and not i.opcode.endswith("-done"):
+                channel = re.search(r"channel_id=(\d+)", i.attributes)
+                key = (fused_into or name, channel[1] if channel else i.name)
+                if key not in counted:
+                    counted.add(key)
+                    _add(total.collectives, kind, times * _collective_bytes(i, scope))
+                    _add(total.collective_calls, kind, times)
+            if not fused_into and i.opcode not in FREE and not i.opcode.endswith("-done"):
                 total.bytes += times * _instruction_bytes(i, scope, computations)
             if i.opcode == "while":
                 trips = _trip_count(i, computations)
-                walk(_called(i, "body")[0], times * (unknown_trips if trips is None else trips), moves_bytes)
+                walk(_called(i, "body")[0], times * (unknown_trips if trips is None else trips), fused_into)
             elif i.opcode == "conditional":
                 branches = _called(i, "branch_computations") or [
                     *_called(i, "true_computation"),
                     *_called(i, "false_computation"),
                 ]
-                walk(max(branches, key=lambda b: len(computations[b])), times * taken, moves_bytes)
+                walk(max(branches, key=lambda b: len(computations[b])), times * taken, fused_into)
             elif i.opcode in ("call", "async-start"):
                 for callee in _called(i, "to_apply") or _called(i, "calls"):
-                    walk(callee, times, moves_bytes)
+                    walk(callee, times, fused_into)
             elif i.opcode == "fusion":
-                walk(_called(i, "calls")[0], times, False)
+                walk(_called(i, "calls")[0], times, fused_into or name)
 
-    walk(entry, 1.0, True)
+    walk(entry, 1.0, None)
     return total
+
+
+def largest_buffers(text: str, most: int = 8) -> list[str]:
+    """The largest arrays that a program holds at some time, each with the operation of the source that makes it."""
+    computations, _ = parse(text)
+    fused = {name for scope in computations.values() for i in scope.values() for name in _called(i, "calls")}
+    sizes: dict[str, int] = {}
+    for name, scope in computations.items():
+        for i in scope.values() if name not in fused else ():
+            if i.opcode in FREE - {"parameter"} or i.shape.startswith("("):
+                continue
+            source = re.search(r'op_name="([^"]*)"', i.attributes)
+            sizes[f"{i.shape.split('{')[0]} {source[1] if source else i.opcode}"] = _hbm_bytes(i.shape)
+    first = sorted(sizes, key=sizes.get, reverse=True)[:most]
+    return [f"{sizes[entry] / 2**30:.2f} GiB {entry}" for entry in first]
