@@ -206,15 +206,23 @@ def as_record(id: str, result: "Generation") -> dict:
 
 
 def coloured(result: "Generation", tokenizer) -> str:
-    """The text with the tokens of each forward in one colour; a character split over forwards goes to its last one."""
-    parts, shown, end = [], "", 0
-    for i, length in enumerate(result.accepted):
+    """The text with the tokens of each forward in one colour."""
+    texts = texts_of_forwards(result, tokenizer)
+    return "".join(f"{COLOURS[i % len(COLOURS)]}{text}{PLAIN}" if text else "" for i, text in enumerate(texts))
+
+
+def texts_of_forwards(result: "Generation", tokenizer) -> list[str]:
+    """What each forward added to the text; a character split over forwards goes to its last one."""
+    texts, shown, end = [], "", 0
+    for length in result.accepted:
         end += length
         text = tokenizer.decode(result.token_ids[:end])
-        if not text.endswith("\N{REPLACEMENT CHARACTER}") or end == len(result.token_ids):
-            parts.append(f"{COLOURS[i % len(COLOURS)]}{text[len(shown) :]}{PLAIN}")
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(result.token_ids):
+            texts.append("")
+        else:
+            texts.append(text[len(shown) :])
             shown = text
-    return "".join(parts)
+    return texts
 
 
 def _log_summary(results: "list[Generation]", seconds: float):

@@ -7,8 +7,8 @@ from importlib.metadata import version
 def avoid_miscompiled_reductions() -> None:
     """Keep XLA's CPU compiler from handing reductions to YNNPACK, where jaxlib before 0.12 has them wrong or crashing.
 
-    Seen on jaxlib 0.10.2: gradients of a scanned layer mixed up rows of a large batch, silently. The flag has no effect on
-    other backends. XLA reads `XLA_FLAGS` once, when the first backend starts, so this must run before.
+    Seen on jaxlib 0.10.2: gradients of a scanned layer mixed up rows of a large batch, silently. The flag has no effect
+    on other backends. XLA reads `XLA_FLAGS` once, when the first backend starts, so this must run before.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     affected = tuple(int(part) for part in version("jaxlib").split(".")[:2]) < (0, 12)
