@@ -22,7 +22,17 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of a run, as for mars_jax.train")
     parser.add_argument("--topology", required=True, metavar="NAME", help="v5e:4x4, v5p:2x2x2, v6e:16x16, …")
-    parser.add_argument("--step", choices=("train",), default="train", help="which step; default: %(default)s")
+    parser.add_argument("--step", choices=("train", "decode"), default="train", help="which; default: %(default)s")
+    parser.add_argument(
+        "--slots", type=int, default=8, metavar="N", help="rows of a decoding step; default: %(default)s"
+    )
+    parser.add_argument(
+        "--capacity",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="tokens such a row has room for; default: %(default)s",
+    )
     parser.add_argument(
         "--architecture",
         metavar="FILE",
@@ -58,15 +68,15 @@ def describe(compiled, chip, topology: str, mesh) -> str:
         "program": memory.code,
     }
     lines = [
-        f"{topology}: {mesh.size} chips as " + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
+        f"{topology}: {mesh.size} chip(s) as " + " x ".join(f"{name} {size}" for name, size in mesh.shape.items()),
         f"memory of a chip: {memory.total / GIB:.2f} of {chip.hbm_bytes / GIB:.0f} GiB ("
         + ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
         + ")",
-        f"matrix products:  {compiled.flops / 1e12:.3f} TFLOP a chip",
-        f"memory traffic:   {compiled.counts.bytes / 1e9:.1f} GB a chip",
+        f"matrix products:  {compiled.flops / 1e12:.4g} TFLOP a chip",
+        f"memory traffic:   {compiled.counts.bytes / 1e9:.3g} GB a chip",
     ]
     for kind, size in sorted(compiled.counts.collectives.items()):
-        lines.append(f"{kind + ':':18}{size / 1e9:.3f} GB in {compiled.counts.collective_calls[kind]:.0f} calls")
+        lines.append(f"{kind + ':':18}{size / 1e9:.3g} GB in {compiled.counts.collective_calls[kind]:.0f} calls")
     lines += [
         f"least time:       {best.step_seconds * 1e3:.1f} ms, bound by {best.bound} ("
         f"compute {best.compute_seconds * 1e3:.1f}, memory {best.memory_seconds * 1e3:.1f}, "
@@ -81,14 +91,24 @@ def command(args: argparse.Namespace) -> None:
 
     devices = topology_devices(args.topology)  # before anything starts a backend
     from mars_jax.config import load_config
-    from mars_jax.parallel.ahead_of_time import DoesNotFitError, compile_train_step
+    from mars_jax.decoding import plan as plans
+    from mars_jax.parallel.ahead_of_time import DoesNotFitError, compile_decode_step, compile_train_step
+    from mars_jax.parallel.mesh import make_mesh
     from mars_jax.parallel.roofline import chip_of
     from mars_jax.training.setup import run_mesh
 
     cfg = load_config(args.config, args.overrides)
     chip = chip_of(args.topology)
-    mesh = run_mesh(cfg, devices)
-    compiled = compile_train_step(cfg, read_architecture(cfg, args.architecture), mesh, chip)
+    model = read_architecture(cfg, args.architecture)
+    if args.step == "train":
+        mesh = run_mesh(cfg, devices)
+        compiled = compile_train_step(cfg, model, mesh, chip)
+    else:
+        mesh = make_mesh(devices=devices[:1])
+        plan = plans.window(cfg.objective.block_size - 1)
+        compiled = compile_decode_step(
+            model, plan, devices[0], chip, slots=args.slots, capacity=args.capacity, dtype=cfg.train.dtype
+        )
     if args.json:
         where = {"topology": args.topology, "mesh": dict(mesh.shape), "hbm_bytes": chip.hbm_bytes}
         print(json.dumps(where | dataclasses.asdict(compiled), indent=2))

@@ -74,6 +74,23 @@ def test_compiles_a_train_step_with_the_splash_kernel(files):
 
 
 @needs_libtpu
+def test_compiles_a_decoding_step_for_one_chip(files):
+    done = _compile(files, "--topology", "v5e:2x2", "--step", "decode", "--slots", "4", "--capacity", "256", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    parameters = 2 * (256 * 64 * 12 + 3 * 256 * 512) + 512 * 256
+    cache = 2 * 4 * 256 * 2 * 2 * 64  # layers, slots, capacity, keys and values, kv heads, head_dim
+    weights_and_cache = 2 * (parameters + cache)  # bfloat16
+    assert weights_and_cache < report["memory"]["arguments"] < 1.1 * weights_and_cache
+    assert report["memory"]["outputs"] - report["memory"]["aliased"] < 1000  # the cache is updated in place
+    # Window of 3: four pending tokens and three placeholders a row; logits of the root and the placeholders.
+    layers, head = 2 * (256 * 64 * 12 + 3 * 256 * 512), 512 * 256
+    products = 2 * 4 * (layers * 7 + head * 4)
+    attention = 4 * 2 * 4 * 64 * 4 * 7 * (256 + 7)
+    assert report["flops"] == pytest.approx(products + attention, rel=0.02)
+
+
+@needs_libtpu
 @pytest.mark.slow
 def test_names_the_largest_buffers_of_a_step_that_does_not_fit(files):
     done = _compile(files, "--topology", "v5e:2x2", "objective.attention=dense", "train.global_batch=4096")

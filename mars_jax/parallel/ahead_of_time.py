@@ -1,26 +1,31 @@
 """A step compiled for a TPU slice, and what the compiler says it needs: memory, work, communication."""
 
-import logging
 import time
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from mars_jax.config import RunConfig
 from mars_jax.data.chat import Chat
 from mars_jax.data.packing import placeholder_budget, placeholder_cost
+from mars_jax.decoding.network import DecoderNetwork
+from mars_jax.decoding.plan import Plan
+from mars_jax.decoding.settings import Settings, Vocabulary
+from mars_jax.decoding.state import empty_state
+from mars_jax.decoding.step import step as decoding_step
+from mars_jax.decoding.weights import decode_weights
 from mars_jax.models import blockwise, splash
 from mars_jax.models.config import ModelConfig
+from mars_jax.models.parameters import parameter_shapes
 from mars_jax.objective.streams import Batch, Row, StreamConfig, build_streams
 from mars_jax.objective.visibility import visible
 from mars_jax.parallel import hlo
 from mars_jax.parallel.mesh import row_shards
-from mars_jax.parallel.roofline import Chip, Estimate, estimate, useful_train_flops
+from mars_jax.parallel.roofline import Chip, Estimate, attention_flops, estimate, matrix_parameters, useful_train_flops
 from mars_jax.training.setup import make_steps
-
-log = logging.getLogger(__name__)
 
 MASK_ID = 3  # any id: shapes do not depend on it
 
@@ -111,6 +116,58 @@ def _splash_flops_a_tile(head_dim: int, remat: bool) -> float:
     return products * 2.0 * splash.LANES**2 * head_dim
 
 
+def compile_decode_step(
+    model: ModelConfig, plan: Plan, device, chip: Chip, *, slots: int, capacity: int, dtype
+) -> Compiled:
+    """One decoding forward of `slots` rows with room for `capacity` tokens, on one chip: decoding does not span chips.
+
+    Raises DoesNotFitError.
+    """
+    here = SingleDeviceSharding(device)
+
+    def shapes(function, *arguments):
+        made = jax.eval_shape(function, *arguments)
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), made)
+
+    network = DecoderNetwork(model, dtype)
+    weights = shapes(lambda p: decode_weights(p, model, dtype), parameter_shapes(model, dtype))
+    vocabulary = shapes(lambda: Vocabulary(jnp.ones(model.vocab_size, bool), jnp.int32(MASK_ID)))
+    state = shapes(lambda: empty_state(network.init_cache(slots, capacity), slots, capacity, plan.drafts))
+    settings = shapes(lambda: _settings(slots))
+    one_forward = jax.jit(decoding_step, static_argnums=(0, 1), donate_argnums=5)
+    program, seconds = _compile(one_forward.lower(network, plan, weights, vocabulary, settings, state))
+
+    width = plan.real + plan.stops * plan.masks
+    useful = slots * (
+        2.0 * matrix_parameters(model) * width
+        + 2.0 * model.vocab_size * model.hidden_size * (plan.drafts + 1 + plan.stops * plan.masks)
+        + attention_flops(model, width * capacity)
+    )
+    text = program.as_text()
+    counts = hlo.count(text)
+    return Compiled(
+        memory=_memory(program),
+        flops=counts.flops,
+        counts=counts,
+        estimate=estimate(counts, 0.0, useful, chip),
+        largest=hlo.largest_buffers(text),
+        seconds_to_compile=seconds,
+    )
+
+
+def _settings(slots: int) -> Settings:
+    integers, truths = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
+    return Settings(
+        width=integers,
+        exact=truths,
+        tau=jnp.zeros(slots, jnp.float32),
+        score=integers,
+        gate_first=truths,
+        limit=integers,
+        stop=jnp.zeros((slots, 1), jnp.int32),
+    )
+
+
 def _memory(program) -> Memory:
     stats = program.memory_analysis()
     return Memory(
@@ -129,8 +186,4 @@ def _compile(lowered) -> tuple[jax.stages.Compiled, float]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise DoesNotFitError(_largest_buffers(str(error))) from error
-
-
-def _largest_buffers(message: str) -> str:
-    return message
+        raise DoesNotFitError(str(error)) from error
