@@ -180,7 +180,9 @@ class Checkpoints:
         try:
             action()
         except Exception as error:  # the background writer passes on whatever its storage layer raised
-            complete = [int(p.name) for p in self.folder.iterdir() if p.name.isdigit()]
+            found = [p for p in self.folder.iterdir() if p.name.isdigit()]
+            # In object storage a checkpoint under way has its final name already, and a mark when it is complete.
+            complete = [int(p.name) for p in found if ocp.utils.is_checkpoint_finalized(p)]
             intact = f"checkpoint {max(complete)} is intact" if complete else "there is no earlier checkpoint"
             raise CheckpointError(f"writing a checkpoint to {self.folder} failed ({error}); {intact}") from error
 
