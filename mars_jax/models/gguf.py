@@ -11,7 +11,7 @@ from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig, RopeScaling
 from mars_jax.models.families import EMBEDDING, HEAD, hf_config
 from mars_jax.models.gguf_tokenizer import build_tokenizer
-from mars_jax.models.hf_folder import write_json
+from mars_jax.models.hf_folder import save_tokenizer, write_json
 from mars_jax.models.rope import scale_frequencies
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -181,5 +181,5 @@ def unpack(path: Path) -> tuple[Path, GgufTensors]:
     dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[tensors.dtypes()[EMBEDDING]]
     ids = {f"{role}_token_id": meta.get(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
     write_json(folder / "config.json", {**hf_config(cfg), "dtype": dtype, **ids})
-    build_tokenizer(meta).save_pretrained(folder)
+    save_tokenizer(build_tokenizer(meta), folder)
     return folder, tensors

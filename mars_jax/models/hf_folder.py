@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mars_jax.errors import UserError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from mars_jax.models.loading import LoadedModel
 
 COPIED_FILES = (
@@ -64,6 +66,18 @@ def copy_files(model: "LoadedModel", out: Path) -> None:
         model.tokenizer.save_pretrained(out)
         _record_template(model.tokenizer.chat_template, out)
     _record_generation_config(model, out)
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", out: Path) -> None:
+    """Write a tokenizer that has no source files, under names that transformers 4 knows too."""
+    tokenizer.save_pretrained(out)
+    path = out / "tokenizer_config.json"
+    config = read_json(path)
+    special = config.pop("extra_special_tokens", [])
+    renamed = {"tokenizer_class": "PreTrainedTokenizerFast"} | (
+        {"additional_special_tokens": special} if special else {}
+    )
+    write_json(path, {**config, **renamed})
 
 
 def _patch(path: Path, changes: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
 from mars_jax.models.families import hf_config, tensor_names
-from mars_jax.models.hf_folder import TENSOR_DTYPES, write_json
+from mars_jax.models.hf_folder import TENSOR_DTYPES, save_tokenizer, write_json
 
 
 def create_folder(out: Path, cfg: ModelConfig, tokenizer: PreTrainedTokenizerBase, dtype: str = "float32") -> None:
@@ -26,7 +26,7 @@ def create_folder(out: Path, cfg: ModelConfig, tokenizer: PreTrainedTokenizerBas
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
     names = [name for entry in jax.tree.leaves(tensor_names(cfg)) for name in entry.names]
     write_json(out / TENSOR_DTYPES, dict.fromkeys(names, stored))
-    tokenizer.save_pretrained(out)
+    save_tokenizer(tokenizer, out)
     _check_reload(out, cfg, tokenizer)
 
 

@@ -1,5 +1,7 @@
 """The folder of a new model: everything that load and export need once a run has trained its weights."""
 
+import json
+
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -46,6 +48,19 @@ def test_a_trained_scratch_model_loads_and_exports(tmp_path, tokenizer, tied, dt
     np.testing.assert_allclose(ours, checkpoints.reference(out)(tokens)[1], atol=1e-3)
     text = "List: 12 red, blue."
     assert AutoTokenizer.from_pretrained(out).encode(text) == tokenizer.encode(text)
+
+
+def test_the_tokenizer_is_written_under_names_that_older_readers_know(tmp_path):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(TINY_QWEN2)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    create_folder(tmp_path, architecture(), tokenizer)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert config["additional_special_tokens"] == ["<|im_start|>"]
+    assert "extra_special_tokens" not in config
+    reloaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert reloaded.all_special_ids == tokenizer.all_special_ids
+    assert (reloaded.mask_token_id, reloaded.chat_template) == (3, tokenizer.chat_template)
 
 
 def test_a_tokenizer_that_transformers_would_change_is_refused(tmp_path, tokenizer):
