@@ -46,6 +46,7 @@ class Cost:
     """One pass over the chats: forward, backward and update, all devices together.
 
     rows, row_tokens: packed rows, and tokens of both streams in each. trained_tokens: the same for every variant.
+    noisy_length:     placeholders a row has room for: the value for `objective.noisy_length` that suits these chats.
     flops:   of matrix products in the compiled program. bytes: read and written by its instructions.
     memory:  peak bytes a device: arguments, results and temporaries of the compiled program.
     seconds: median of the timed passes; None if none was timed.
@@ -56,6 +57,7 @@ class Cost:
     label: str
     rows: int
     row_tokens: int
+    noisy_length: int
     trained_tokens: int
     flops: float
     bytes: float
@@ -193,6 +195,7 @@ def cost(prepared: Prepared, mesh: Mesh) -> Cost:
         label=prepared.variant.label,
         rows=micro_batches * rows,
         row_tokens=row_tokens,
+        noisy_length=row_tokens - objective.row_length,
         trained_tokens=int(batch.trained.sum()),
         flops=counts.flops * mesh.size,
         bytes=counts.bytes * mesh.size,

@@ -60,8 +60,8 @@ def test_used_chunks_is_the_share_with_any_weight():
 
 
 def test_report_relates_everything_to_sft():
-    sft = Cost("sft", "packed SFT", 4, 64, 103, 2e12, 4e9, 8_000_000_000, 1, 2.0, 10, 10)
-    other = Cost("mars", "MARS", 4, 112, 103, 3e12, 5e9, 9_000_000_000, 2, 2.5, 23, 20)
+    sft = Cost("sft", "packed SFT", 4, 64, 0, 103, 2e12, 4e9, 8_000_000_000, 1, 2.0, 10, 10)
+    other = Cost("mars", "MARS", 4, 112, 48, 103, 3e12, 5e9, 9_000_000_000, 2, 2.5, 23, 20)
     assert ratios([sft, other])["mars"] == {"flops": 1.5, "bytes": 1.25, "memory": 1.125, "seconds": 1.25}
     line = table([sft, other]).splitlines()[2]
     assert "3.000 (1.50x)" in line and "2.500 (1.25x)" in line and line.endswith("1.15")
