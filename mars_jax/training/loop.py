@@ -1,5 +1,6 @@
 """A training run from configuration to last checkpoint: the only place where steps, files and signals meet."""
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from mars_jax.config import RunConfig, dump_config
 from mars_jax.data.pipeline import Pipeline, make_eval_pipeline, make_pipeline
@@ -67,11 +69,11 @@ def _train(cfg: RunConfig, output: OutputFolder) -> None:
     metrics = MetricsLog(
         folder, start, cfg.logging.tensorboard, cfg.logging.wandb_project, config=dataclasses.asdict(cfg)
     )
-    run = Run(cfg, output, steps, checkpoints, metrics, metadata, held_out, total)
-    with watch_preemption() as preemption:
+    skipped = start - int(optax.tree.get(state.opt_state, "count"))
+    run = Run(cfg, output, steps, checkpoints, metrics, metadata, held_out, total, skipped)
+    # Whatever ends the run, a checkpoint under way is finished first.
+    with watch_preemption() as preemption, contextlib.closing(metrics), contextlib.closing(checkpoints):
         run.until_done(state, start, batches, preemption)
-    checkpoints.close()
-    metrics.close()
     if jax.process_index() == 0 and (picture := draw_report(folder)):
         log.info("curves: %s", picture)
 
@@ -122,8 +124,9 @@ class Run:
     metadata: dict[str, Any]
     held_out: Pipeline | None
     total: int
-    skipped: int = 0
+    skipped: int
     last_read: float = 0.0
+    tracing: bool = False
 
     def until_done(self, state: TrainState, start: int, batches: Iterator[Batch], preemption: Preemption) -> None:
         """Steps, each read while the next one computes; evaluations and checkpoints between them."""
@@ -153,6 +156,8 @@ class Run:
                     self._save(state, step, batches, held_out)
         self._read(pending)
         self.progress.close()
+        if self.tracing:
+            jax.profiler.stop_trace()
         done = int(state.step)
         if done < self.total:
             if done not in self.checkpoints.steps():
@@ -160,6 +165,7 @@ class Run:
             log.info("stopped by SIGTERM at step %d of %d; the same command continues it", done, self.total)
 
     def _compile(self, state: TrainState, arrays: Batch, step: int):
+        log.info("compiling the step")
         began = time.perf_counter()
         compiled = self.steps.train.lower(state, arrays).compile()
         seconds = time.perf_counter() - began
@@ -193,7 +199,7 @@ class Run:
 
     def _not_finite(self, pending: Pending, values: dict) -> None:
         """The step left the weights as they were; stop, or count it and go on."""
-        kept = self.output.local / f"nonfinite_step_{pending.step}.npz"
+        kept = self.output.local / f"nonfinite_step_{pending.step}_process_{jax.process_index()}.npz"
         fields = {
             "/".join(str(getattr(k, "name", k)) for k in path): leaf
             for path, leaf in jax.tree.leaves_with_path(pending.batch)
@@ -242,5 +248,7 @@ class Run:
         first, last = self.cfg.logging.profile_steps or (None, None)
         if step == first:
             jax.profiler.start_trace(self.output.local / "profile")
-        elif last is not None and step == last + 1:
+            self.tracing = True
+        elif self.tracing and step > last:
             jax.profiler.stop_trace()
+            self.tracing = False

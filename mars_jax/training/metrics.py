@@ -46,6 +46,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole if line]
 
 
+def goodput(lines: list[dict[str, Any]]) -> float:
+    """Share of the logged time that went into steps, not into compiling, waiting for data, evaluating or saving."""
+    steps = sum(line["step_seconds"] for line in lines if line["split"] == "train")
+    waiting = sum(line["data_seconds"] for line in lines if line["split"] == "train")
+    others = sum(line["seconds"] for line in lines if line["split"] != "train")
+    return (steps - waiting) / max(steps + others, 1e-9)
+
+
 class MetricsLog:
     """Writes figures by step. A line is `{"split": "train"|"eval"|"event", "step": …, figures…}`.
 

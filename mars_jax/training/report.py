@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from mars_jax.training.metrics import read_metrics
+from mars_jax.training.metrics import goodput, read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def draw_report(folder: Path) -> Path | None:
             axes[0, 1].plot(*zip(*points, strict=True), label=f"after {offset} placeholders")
     axes[0, 1].set_title("next-token accuracy by placeholders looked through")
     _curve(axes[1, 0], train, "trained_tokens_per_second", label="trained tokens/s")
-    axes[1, 0].set_title("throughput")
+    axes[1, 0].set_title(f"throughput (goodput {goodput(lines):.0%})")
     _curve(axes[1, 1], train, "grad_norm", label="gradient norm")
     axes[1, 1].set_title("gradient norm and learning rate")
     rate = axes[1, 1].twinx()
