@@ -136,15 +136,29 @@ def _choose_blocks(blocks: list[Block], cfg: StreamConfig, rng: np.random.Genera
     return [blocks[i] for i in chosen], len(blocks) / count
 
 
-class _Entries:
-    """Loss entries under construction."""
+class _Noisy(NamedTuple):
+    """The noisy stream: row index of the token stood for, id, group, limit and order of each placeholder."""
 
-    def __init__(self):
-        self.rows: list[list[float]] = []
+    index: np.ndarray
+    token: np.ndarray
+    group: np.ndarray
+    limit: np.ndarray
+    order: np.ndarray
 
-    def add(self, source: int, target: int, weight_ar: float, weight_mask: float, offset: int):
-        if weight_ar or weight_mask:
-            self.rows.append([source, target, weight_ar, weight_mask, offset])
+
+class _Entries(NamedTuple):
+    """Loss entries; fields as in `Batch`."""
+
+    source: np.ndarray
+    target: np.ndarray
+    weight_ar: np.ndarray
+    weight_mask: np.ndarray
+    offset: np.ndarray
+
+
+_NOTHING = np.zeros(0, np.int32)
+_NO_NOISE = _Noisy(*[_NOTHING] * 5)
+_NO_ENTRIES = _Entries(*[_NOTHING] * 5)
 
 
 def build_streams(row: Row, cfg: StreamConfig, rng: np.random.Generator) -> Batch:
@@ -161,54 +175,63 @@ def build_streams(row: Row, cfg: StreamConfig, rng: np.random.Generator) -> Batc
     for start, stop in row.spans.tolist():
         trained[start:stop] = True
         span_end[start:stop] = stop
-    if trained.any() and (row.position[trained] == 0).any():
+    if (row.position[trained] == 0).any():
         raise ValueError("a trained token at position 0 has no left neighbour to predict it: spans must start later")
 
-    noisy: list[tuple[int, int, int, int, int]] = []  # (row index, token, group, limit, order)
-    entries = _Entries()
-    ar_weight = 0.0 if cfg.recipe in ("mars_mask_only", "block_diffusion") else 1.0
-    mask_weight = np.zeros(n)  # weight in L_mask of the clean stream's prediction of each trained token
-
-    if cfg.recipe != "ar_sft":
+    noisy, entries, mask_weight = _NO_NOISE, _NO_ENTRIES, np.zeros(n)
+    if cfg.recipe != "ar_sft" and trained.any():
         blocks = cut_blocks(row, cfg, rng)
         chosen, scale = _choose_blocks(blocks, cfg, rng)
         if cfg.recipe == "block_diffusion":
-            _add_diffused_blocks(row, cfg, rng, chosen, scale, trained, noisy, entries)
+            noisy, entries = _diffused_blocks(row, cfg, rng, chosen, scale, trained)
         else:
-            _add_masked_blocks(row, cfg, chosen, scale, trained, span_end, noisy, entries)
-            mask_weight = _clean_mask_weights(row, cfg, blocks, chosen, scale, trained)
-    if len(noisy) > cfg.noisy_length:
+            noisy, entries = _masked_blocks(row, cfg, chosen, scale, trained, span_end)
+            mask_weight = _clean_mask_weights(cfg, blocks, chosen, scale, trained)
+    if len(noisy.index) > cfg.noisy_length:
         raise ValueError(
-            f"row needs {len(noisy)} placeholders but noisy_length is {cfg.noisy_length}: "
+            f"row needs {len(noisy.index)} placeholders but noisy_length is {cfg.noisy_length}: "
             "raise objective.noisy_length or lower objective.block_fraction"
         )
-    for t in np.flatnonzero(trained).tolist():
-        entries.add(t - 1, int(row.tokens[t]), ar_weight, float(mask_weight[t]), 0)
-    return _padded(row, cfg, noisy, entries, int(trained.sum()))
+    t = np.flatnonzero(trained)
+    ar_weight = 0.0 if cfg.recipe in ("mars_mask_only", "block_diffusion") else 1.0
+    clean = _Entries(t - 1, row.tokens[t], np.full(len(t), ar_weight), mask_weight[t], np.zeros(len(t)))
+    return _padded(row, cfg, noisy, _Entries(*map(np.concatenate, zip(entries, clean, strict=True))), len(t))
 
 
-def _add_masked_blocks(row, cfg, blocks, scale, trained, span_end, noisy, entries):
-    """Causal placeholders; the one standing at p predicts p+1."""
-    for group, (start, stop) in enumerate(blocks, 1):
-        targets = np.arange(start + 1, stop + 1 if cfg.shifted else stop)
-        targets = targets[targets < len(trained)]
-        targets = targets[trained[targets] & (row.segment[targets] == row.segment[start])]
-        if cfg.anchor == "response":
-            targets = targets[targets < span_end[start]]
-        if not len(targets):
-            continue
-        placeholders_seen = 0
-        wanted = set(targets.tolist())
-        for p in range(start, int(targets[-1])):
-            if trained[p]:
-                placeholders_seen += 1
-            token = cfg.mask_id if trained[p] else int(row.tokens[p])
-            if p + 1 in wanted:
-                entries.add(cfg.row_length + len(noisy), int(row.tokens[p + 1]), 0.0, scale, placeholders_seen)
-            noisy.append((p, token, group, int(row.position[start]), int(row.position[p])))
+def _spread(blocks: list[Block]):
+    """For every token of the blocks, in order: its row index, block number, block's start and block's stop; and the
+    place of each block's first token in these arrays."""
+    starts, stops = np.array(blocks).T
+    sizes = stops - starts
+    first = np.cumsum(sizes) - sizes
+    number = np.repeat(np.arange(len(blocks)), sizes)
+    index = np.arange(sizes.sum()) - first[number] + starts[number]
+    return index, number, starts[number], stops[number], first
 
 
-def _clean_mask_weights(row, cfg, blocks, chosen, scale, trained) -> np.ndarray:
+def _masked_blocks(row, cfg, blocks, scale, trained, span_end) -> tuple[_Noisy, _Entries]:
+    """Causal placeholders; the one standing at p predicts p+1. Those after a block's last target are not built."""
+    p, number, start, stop, first = _spread(blocks)
+    target = np.minimum(p + 1, len(trained) - 1)
+    predicts = (p + 1 < len(trained)) & trained[target] & (row.segment[target] == row.segment[p])
+    predicts &= (target < stop) | cfg.shifted
+    if cfg.anchor == "response":
+        predicts &= target < span_end[start]
+    last = np.maximum.reduceat(np.where(predicts, p, -1), first)
+    seen = np.cumsum(trained[p])
+    seen -= (seen[first] - trained[p[first]])[number]
+
+    kept = p <= last[number]
+    token = np.where(trained[p], cfg.mask_id, row.tokens[p])
+    columns = (p, token, number + 1, row.position[start], row.position[p])
+    noisy = _Noisy(*(column[kept] for column in columns))
+    predicts, target, seen = predicts[kept], target[kept], seen[kept]
+    source = cfg.row_length + np.flatnonzero(predicts)
+    zero, weight = np.zeros(len(source)), np.full(len(source), scale)
+    return noisy, _Entries(source, row.tokens[target[predicts]], zero, weight, seen[predicts])
+
+
+def _clean_mask_weights(cfg, blocks, chosen, scale, trained) -> np.ndarray:
     """Weight in L_mask of clean-stream predictions.
 
     within: the first token of each chosen block. shifted: tokens that follow a block without trained tokens (only a
@@ -216,58 +239,56 @@ def _clean_mask_weights(row, cfg, blocks, chosen, scale, trained) -> np.ndarray:
     """
     weights = np.zeros(len(trained))
     if not cfg.shifted:
-        for block in chosen:
-            weights[block.start] = scale * trained[block.start]
+        starts = [block.start for block in chosen]
+        weights[starts] = scale * trained[starts]
     elif cfg.anchor == "sequence":
-        ends = {block.stop for block in blocks}
-        for block in blocks:
-            if block.start not in ends:
-                weights[block.start] = float(trained[block.start])
+        starts = sorted({block.start for block in blocks} - {block.stop for block in blocks})
+        weights[starts] = trained[starts]
     return weights
 
 
-def _add_diffused_blocks(row, cfg, rng, blocks, scale, trained, noisy, entries):
-    """Bidirectional blocks, each with its random mask rate; a placeholder predicts its own token (arXiv 2503.09573)."""
-    for group, (start, stop) in enumerate(blocks, 1):
-        rate = float(rng.uniform(1e-3, 1.0))
-        masked = trained[start:stop] & (rng.random(stop - start) < rate)
-        for p in range(start, stop):
-            token = int(row.tokens[p])
-            if masked[p - start]:
-                entries.add(cfg.row_length + len(noisy), token, 0.0, scale / rate, int(masked.sum()))
-                token = cfg.mask_id
-            noisy.append((p, token, group, int(row.position[start]), 0))
+def _diffused_blocks(row, cfg, rng, blocks, scale, trained) -> tuple[_Noisy, _Entries]:
+    """Bidirectional blocks, each with a random mask rate; a placeholder predicts its own token (arXiv 2503.09573)."""
+    p, number, start, _, first = _spread(blocks)
+    rate = rng.uniform(1e-3, 1.0, len(blocks))[number]
+    masked = trained[p] & (rng.random(len(p)) < rate)
+    token = np.where(masked, cfg.mask_id, row.tokens[p])
+    noisy = _Noisy(p, token, number + 1, row.position[start], np.zeros(len(p)))
+    source = cfg.row_length + np.flatnonzero(masked)
+    count = np.add.reduceat(masked.astype(int), first)[number]
+    zero = np.zeros(len(source))
+    return noisy, _Entries(source, row.tokens[p[masked]], zero, scale / rate[masked], count[masked])
 
 
-def _padded(row: Row, cfg: StreamConfig, noisy, entries: _Entries, trained: int) -> Batch:
-    clean_pad = cfg.row_length - len(row.tokens)
-    table = np.array(noisy, np.int32).reshape(-1, 5)
-    index, noisy_tokens, group, limit, order = table.T
-    noisy_pad = cfg.length - cfg.row_length - len(table)
+def _padded(row: Row, cfg: StreamConfig, noisy: _Noisy, entries: _Entries, trained: int) -> Batch:
+    clean_pad = np.zeros(cfg.row_length - len(row.tokens))
+    noisy_pad = np.zeros(cfg.length - cfg.row_length - len(noisy.index))
 
     def both(clean, noisy_values):
-        parts = [clean, np.zeros(clean_pad), noisy_values, np.zeros(noisy_pad)]
-        return np.concatenate(parts).astype(np.int32)
+        return np.concatenate([clean, clean_pad, noisy_values, noisy_pad]).astype(np.int32)
 
     visibility = Tokens(
-        segment=both(row.segment, row.segment[index]),
-        position=both(row.position, row.position[index]),
-        group=both(np.zeros(len(row.tokens)), group),
-        limit=both(row.position + 1, limit),
-        order=both(row.position, order),
+        segment=both(row.segment, row.segment[noisy.index]),
+        position=both(row.position, row.position[noisy.index]),
+        group=both(np.zeros(len(row.tokens)), noisy.group),
+        limit=both(row.position + 1, noisy.limit),
+        order=both(row.position, noisy.order),
     )
-    columns = np.zeros((5, cfg.entries))
-    filled = np.array(entries.rows, np.float64).reshape(-1, 5)
-    columns[:, : len(filled)] = filled.T
-    source, target, weight_ar, weight_mask, offset = columns
+    used = (entries.weight_ar > 0) | (entries.weight_mask > 0)
+
+    def column(values, dtype):
+        result = np.zeros(cfg.entries, dtype)
+        result[: used.sum()] = values[used]
+        return result
+
     return Batch(
-        tokens=both(row.tokens, noisy_tokens),
+        tokens=both(row.tokens, noisy.token),
         visibility=visibility,
-        source=source.astype(np.int32),
-        target=target.astype(np.int32),
-        weight_ar=weight_ar.astype(np.float32),
-        weight_mask=weight_mask.astype(np.float32),
-        offset=offset.astype(np.int32),
+        source=column(entries.source, np.int32),
+        target=column(entries.target, np.int32),
+        weight_ar=column(entries.weight_ar, np.float32),
+        weight_mask=column(entries.weight_mask, np.float32),
+        offset=column(entries.offset, np.int32),
         trained=np.asarray(trained, np.int32),
     )
 
@@ -279,5 +300,5 @@ def stack(rows: list[Batch]) -> Batch:
 
 def empty_row(cfg: StreamConfig) -> Batch:
     """A row of padding: contributes nothing to any sum."""
-    nothing = np.zeros(0, np.int32)
-    return _padded(Row(nothing, nothing, nothing, np.zeros((0, 2), np.int32)), cfg, [], _Entries(), 0)
+    row = Row(_NOTHING, _NOTHING, _NOTHING, np.zeros((0, 2), np.int32))
+    return _padded(row, cfg, _NO_NOISE, _NO_ENTRIES, 0)
