@@ -3,7 +3,7 @@
 # A script's leading comment is its --help. Options come first, then `--`, then the arguments of
 # `python -m mars_jax.train`: --config FILE key=value …
 # shellcheck shell=bash
-# shellcheck disable=SC2034  # the variables set here are the sourcing scripts'
+# shellcheck disable=SC2034  # the variables set here are used by the scripts
 
 set -euo pipefail
 
@@ -67,7 +67,9 @@ require() { [[ -n ${!1} ]] || die "--${1//_/-} is missing (--help shows an examp
 whole_number() { [[ ${!1} =~ ^[0-9]+$ ]] || die "--${1//_/-} ${!1}: expected a whole number"; }
 
 # Cloud names: what GKE, Compute Engine and Slurm all accept.
-check_name() { [[ $1 =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] || die "--name $1: use a-z, 0-9 and '-', at most 40, starting with a letter"; }
+check_name() {
+  [[ $1 =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] || die "--name $1: use a-z, 0-9 and '-', at most 40, a letter first"
+}
 
 check_train_args() {
   [[ " ${TRAIN_ARGS[*]} " == *" --config "* ]] || die "no --config FILE after '--' (--help shows an example)"
@@ -85,7 +87,7 @@ check_durable_output() {
   for argument in "${TRAIN_ARGS[@]}"; do
     [[ $argument == output_dir=gs://* ]] && return
   done
-  die "output_dir is not on Cloud Storage: add output_dir=gs://BUCKET/PATH after '--', or the run cannot resume on other machines"
+  die "output_dir is not on Cloud Storage, so other machines could not resume: add output_dir=gs://BUCKET/PATH after '--'"
 }
 
 # --slice v5e:16x16 → GENERATION, TOPOLOGY, CHIPS, HOSTS (Google Cloud's multi-host slices have 4 chips a host).

@@ -5,7 +5,7 @@
 # shellcheck shell=bash
 
 # The trainer is a systemd unit there: it outlives the SSH session, and gets SIGTERM, with time to save, when the
-# machine is preempted or shut down.
+# machine is preempted or shut down. libtpu locks memory, of which services may have little by default.
 UNIT=mars-train
 
 # The hosts get the committed files only, and the trainer runs in their copy of the checkout.
@@ -15,7 +15,7 @@ check_committed_config() {
     [[ ${TRAIN_ARGS[i]} == --config ]] || continue
     file=${TRAIN_ARGS[i + 1]}
     git -C "$ROOT" cat-file -e "HEAD:$file" 2>/dev/null ||
-      die "--config $file: the hosts get this checkout's last commit, which has no such file (commit it, and name it from the top)"
+      die "--config $file: not in this checkout's last commit, which is what the hosts get (name it from the top)"
   done
 }
 
@@ -34,8 +34,9 @@ start_workers() {
   on_all "[ \"\$(systemctl show $UNIT -p SubState --value)\" = running ] && exit 0; \
 sudo systemctl stop $UNIT 2>/dev/null; sudo systemctl reset-failed $UNIT 2>/dev/null; \
 sudo systemd-run --unit=$UNIT --remain-after-exit --uid=\$(id -un) --working-directory=\$HOME/mars_jax \
--p KillMode=mixed -p TimeoutStopSec=300 --setenv=HOME=\$HOME --setenv=PYTHON=\$HOME/mars_env/bin/python \
-launch/worker.sh $(quoted "${TRAIN_ARGS[@]}" mesh.distributed=true)"
+-p KillMode=mixed -p TimeoutStopSec=300 -p LimitMEMLOCK=infinity -p LimitNOFILE=1048576 \
+--setenv=HOME=\$HOME --setenv=PYTHON=\$HOME/mars_env/bin/python \
+\$HOME/mars_jax/launch/worker.sh $(quoted "${TRAIN_ARGS[@]}" mesh.distributed=true)"
 }
 
 # One `worker-state=SubState:ExecMainStatus` a host, such as running:0, exited:0 (done) or failed:75 (stopped early).

@@ -3,8 +3,8 @@
 #
 #   launch/setup_host.sh COMMIT
 #
-# COMMIT only marks what is installed: with the same one again it does nothing. The images come with Python 3.10,
-# so uv brings its own 3.12.
+# COMMIT only marks what is installed: with the same one again it does nothing. The images come with an older
+# Python, so uv brings its own.
 
 set -euo pipefail
 case ${1:-} in
@@ -17,8 +17,9 @@ if [[ -f $HOME/mars_env/commit && $(cat "$HOME/mars_env/commit") == "$1" ]]; the
   exit 0
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-command -v uv >/dev/null || python3 -m pip install --quiet --user uv
 export PATH=$HOME/.local/bin:$PATH
-uv venv --quiet --clear --python 3.12 "$HOME/mars_env"
+command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+rm -rf "$HOME/mars_env"
+uv venv --quiet --python 3.12 "$HOME/mars_env"
 uv pip install --quiet --python "$HOME/mars_env/bin/python" --editable '.[data,tpu,gcs]'
 echo "$1" >"$HOME/mars_env/commit"

@@ -9,7 +9,6 @@
 # interpreter. --dry-run first prints that command and stops.
 
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 case ${1:-} in
   --help | '')

@@ -95,11 +95,11 @@ instances() { ask "${group[@]}" list-instances "$name" "${in_zone[@]}" --format=
 on_all() {
   local host pids=() pid failed=0
   if ((DRY_RUN)); then
-    run gcloud compute ssh "$name-HOST" "${in_zone[@]}" --command="$1"
+    run gcloud compute ssh "$name-HOST" "${in_zone[@]}" --quiet --command="$1"
     return
   fi
   for host in $(instances); do
-    run gcloud compute ssh "$host" "${in_zone[@]}" --command="$1" &
+    run gcloud compute ssh "$host" "${in_zone[@]}" --quiet --command="$1" &
     pids+=($!)
   done
   ((${#pids[@]})) || return 1
@@ -110,10 +110,10 @@ on_all() {
 copy_to_all() {
   local host
   if ((DRY_RUN)); then
-    run gcloud compute scp "$1" "$name-HOST:" "${in_zone[@]}"
+    run gcloud compute scp "$1" "$name-HOST:" "${in_zone[@]}" --quiet
     return
   fi
-  for host in $(instances); do run gcloud compute scp "$1" "$host:" "${in_zone[@]}" || return; done
+  for host in $(instances); do run gcloud compute scp "$1" "$host:" "${in_zone[@]}" --quiet || return; done
 }
 
 # exists KIND FLAG…: whether a resource of this name is there; an error of gcloud itself is passed on.

@@ -88,12 +88,12 @@ whole_number lines
 need gcloud "install the Google Cloud CLI"
 where=(--zone="$zone" ${project:+--project="$project"})
 
-on_all() { run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker=all --command="$1"; }
-copy_to_all() { run gcloud compute tpus tpu-vm scp "$1" "$name": "${where[@]}" --worker=all; }
+on_all() { run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker=all --quiet --command="$1"; }
+copy_to_all() { run gcloud compute tpus tpu-vm scp "$1" "$name": "${where[@]}" --worker=all --quiet; }
 
 # WAITING_FOR_RESOURCES, PROVISIONING, ACTIVE, SUSPENDED, FAILED …; nothing if the slice does not exist.
 slice_state() {
-  ask gcloud compute tpus queued-resources list "${where[@]}" --filter="name~/$name\$" --format='value(state.state)'
+  ask gcloud compute tpus queued-resources list "${where[@]}" --filter="name~(^|/)$name\$" --format='value(state.state)'
 }
 
 create() {

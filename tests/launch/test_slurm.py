@@ -53,7 +53,7 @@ def batch(tools: FakeTools, code: int) -> tuple[int, list[str]]:
 def test_the_batch_script_runs_the_worker_in_every_task(tools):
     code, calls = batch(tools, 0)
     assert code == 0
-    assert calls == ["srun --kill-on-bad-exit=0 --wait=300 launch/worker.sh --config c.yaml"]
+    assert calls == [f"srun --kill-on-bad-exit=0 --wait=300 {ROOT}/launch/worker.sh --config c.yaml"]
 
 
 def test_a_preempted_job_goes_back_into_the_queue(tools):

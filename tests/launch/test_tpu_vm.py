@@ -1,5 +1,8 @@
 """Queued resources: the loop from nothing to done, with a cloud that fails and preempts on cue."""
 
+import shlex
+import subprocess
+
 from helpers.commands import FakeTools, launch
 
 WHERE = ("--name", "mars", "--zone", "us-west4-a", "--slice", "v5e:4x4", "--poll", "0")
@@ -92,6 +95,26 @@ def test_run_starts_all_workers_with_the_trainer_command_and_follows_them(tools)
         "launch/worker.sh --config tests/launch/data/run.yaml output_dir=gs://bucket/runs/a mesh.distributed=true"
         in start
     )
+
+
+def test_what_the_hosts_are_told_is_a_command_that_a_shell_reads(tools):
+    states(tools, "ACTIVE")
+    workers(tools, "exited:0 exited:0")
+    odd = ("data.path=gs://bucket/it's here", "a=$HOME")
+    assert launch("tpu_vm/tpu_vm.sh", "up", *WHERE, *TRAIN, *odd, tools=tools).returncode == 0
+    told = [shlex.split(call)[-1].removeprefix("--command=") for call in tools.calls() if "tpu-vm ssh" in call]
+    assert len(told) >= 3
+    for command in told:
+        assert subprocess.run(["bash", "-n", "-c", command]).returncode == 0, command
+    start = next(command for command in told if "systemd-run" in command)
+    words = shlex.split(start.rpartition("worker.sh ")[2])
+    assert words == [
+        "--config",
+        "tests/launch/data/run.yaml",
+        "output_dir=gs://bucket/runs/a",
+        *odd,
+        "mesh.distributed=true",
+    ]
 
 
 def test_up_from_nothing_to_done_and_cleaned_up(tools):
