@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = "launch/local/pod.py --processes 2 -- --config configs/quickstart.yaml output_dir=runs/pod"
+EXAMPLE = "launch/local/pod.py --processes 2 -- --config configs/quickstart_ar_sft.yaml output_dir=runs/pod"
 DONE, FAILED, WRONG_INPUT, STOPPED = 0, 1, 2, 75  # 75: EX_TEMPFAIL, as launch/worker.sh says it
 
 
