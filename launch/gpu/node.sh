@@ -26,8 +26,7 @@ done
 check_train_args
 need nvidia-smi "this machine seems to have no NVIDIA GPU"
 
-# The port only has to be free on this machine; with one process nobody else connects to it.
-environment=(JAX_PLATFORMS=cuda JAX_COORDINATOR_ADDRESS=127.0.0.1:12355 MARS_NUM_PROCESSES=1 MARS_PROCESS_ID=0)
+environment=(JAX_PLATFORMS=cuda)
 if [[ -n $gpus ]]; then environment+=("CUDA_VISIBLE_DEVICES=$gpus"); fi
 if ((DRY_RUN)); then
   run env "${environment[@]}" "$ROOT/launch/worker.sh" "${TRAIN_ARGS[@]}"

@@ -1,8 +1,10 @@
-"""Slurm: what is submitted, and the way back into the queue."""
+"""GPUs: what is submitted to Slurm and the way back into its queue; one machine."""
 
+import json
 import subprocess
 
 from helpers.commands import ROOT, FakeTools, environment, launch
+from helpers.stub_trainer import make_stub_trainer
 
 ARGUMENTS = ("--nodes", "2", "--gpus-per-node", "8", "--time", "24:00:00")
 TRAIN = ("--", "--config", "tests/launch/data/run.yaml", "output_dir=/shared/a b")
@@ -66,3 +68,14 @@ def test_a_failed_job_does_not(tools):
     code, calls = batch(tools, 1)
     assert code == 1
     assert len(calls) == 1
+
+
+def test_one_machine_runs_one_process_on_the_chosen_gpus(tools, tmp_path):
+    stub = make_stub_trainer(tmp_path / "stub", steps=0)
+    train = ("--config", "tests/launch/data/run.yaml", "a=b c")
+    assert launch("gpu/node.sh", "--gpus", "0,2", "--", *train, tools=tools, PYTHON=stub).returncode == 0
+    told = json.loads((tmp_path / "stub/life-0-0").read_text())
+    assert told["argv"] == ["-m", "mars_jax.train", *train]
+    assert told["environment"]["JAX_PLATFORMS"] == "cuda"
+    assert told["environment"]["CUDA_VISIBLE_DEVICES"] == "0,2"
+    assert "MARS_NUM_PROCESSES" not in told["environment"]
