@@ -9,28 +9,22 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from mars_jax.parallel.hlo_text import (
+    Instruction,
+    array_texts,
+    arrays,
+    called,
+    hbm_bytes,
+    integers,
+    parse,
+    root_of,
+    shape_bytes,
+)
+
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 # Instructions that move nothing: aliases, or callers whose callees are counted.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
-
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
-_ARRAY_WITH_LAYOUT = re.compile(_ARRAY.pattern + r"(?:\{[^}]*\})?")
-
-
-@dataclass(frozen=True)
-class Instruction:
-    name: str
-    shape: str
-    opcode: str
-    arguments: str
-    attributes: str
-    root: bool
-
-    @property
-    def operands(self) -> list[str]:
-        return re.findall(r"%([\w.\-]+)", self.arguments)
+SLICING = ("slice", "dynamic-slice", "gather")  # touch a part of their first operand
 
 
 @dataclass
@@ -49,64 +43,9 @@ class Counts:
     kernels: dict[str, float] = field(default_factory=dict)
 
 
-def arrays(shape: str) -> list[tuple[str, list[int]]]:
-    """`(dtype, dimensions)` of every array in an HLO shape."""
-    return [(dtype, [int(n) for n in dims.split(",") if n]) for dtype, dims in _ARRAY.findall(shape)]
-
-
-def shape_bytes(shape: str) -> int:
-    """Bytes of all arrays of a shape, without the padding of its layout."""
-    total = 0
-    for dtype, dims in arrays(shape):
-        bits = 8 if dtype == "pred" else int((re.findall(r"\d+", dtype) or ["0"])[0])
-        total += math.prod(dims) * bits // 8
-    return total
-
-
-def _closing(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one at `start`."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
-        if depth == 0:
-            return i
-    return len(text) - 1
-
-
-def _instruction(line: str) -> Instruction | None:
-    match = _INSTRUCTION.match(line)
-    if not match:
-        return None
-    rest = line[match.end() :]
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    shape, rest = rest[:end], rest[end:].lstrip()
-    opcode = rest[: rest.index("(")]
-    close = _closing(rest, len(opcode))
-    return Instruction(match[2], shape, opcode, rest[len(opcode) + 1 : close], rest[close + 1 :], bool(match[1]))
-
-
-def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    """Computations of an HLO module as `{computation: {name: instruction}}`, and the name of the entry."""
-    computations: dict[str, dict[str, Instruction]] = {}
-    entry, current = "", None
-    for line in text.splitlines():
-        header = _COMPUTATION.match(line)
-        if header:
-            current = computations.setdefault(header[2], {})
-            entry = header[2] if header[1] else entry
-        elif current is not None and (instruction := _instruction(line)):
-            current[instruction.name] = instruction
-    return computations, entry
-
-
-def _integers(attributes: str, name: str) -> list[int]:
-    found = re.search(name + r"=\{([\d,]*)\}", attributes)
-    return [int(n) for n in found[1].split(",") if n] if found else []
-
-
 def _dot_flops(dot: Instruction, scope: dict[str, Instruction]) -> float:
     [(_, out)], [(_, left)] = arrays(dot.shape), arrays(scope[dot.operands[0]].shape)
-    contracted = math.prod(left[i] for i in _integers(dot.attributes, "lhs_contracting_dims"))
+    contracted = math.prod(left[i] for i in integers(dot.attributes, "lhs_contracting_dims"))
     return 2.0 * math.prod(out) * contracted
 
 
@@ -137,25 +76,25 @@ def _convolution_flops(conv: Instruction, scope: dict[str, Instruction]) -> floa
     return total / (int(groups[1]) if groups else 1)
 
 
-def _called(instruction: Instruction, name: str) -> list[str]:
-    found = re.search(name + r"=\{?((?:%[\w.\-]+(?:, )?)+)\}?", instruction.attributes)
-    return re.findall(r"%([\w.\-]+)", found[1]) if found else []
-
-
 def _trip_count(loop: Instruction, computations) -> int | None:
-    """Iterations of a loop over a fixed range from 0; None where the range depends on data."""
+    """Iterations of a loop that counts up from 0 to a fixed bound; None where the bound depends on data."""
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    condition = computations[_called(loop, "condition")[0]]
-    root = next(i for i in condition.values() if i.root)
-    named = [condition[name] for name in root.operands if name in condition]
-    bounds = [int(i.arguments) for i in named if i.opcode == "constant"]
-    return bounds[0] if "direction=LT" in root.attributes and len(bounds) == 1 else None
+    condition = computations[called(loop, "condition")[0]]
+    body = computations[called(loop, "body")[0]]
+    root = root_of(condition)
+    counter, bound = (condition.get(name) for name in [*root.operands, None, None][:2])
+    if "direction=LT" not in root.attributes or counter is None or bound is None or bound.opcode != "constant":
+        return None
+    index = int(re.search(r"index=(\d+)", counter.attributes)[1])
+    stepped = body[root_of(body).operands[index]]  # an unrolled loop counts up by more than one
+    steps = [body[name].arguments for name in stepped.operands if body[name].opcode == "constant"]
+    return -(-int(bound.arguments) // int(steps[0] if stepped.opcode == "add" and steps else 1))
 
 
 def _slices(name: str, scope: dict[str, Instruction]) -> list[Instruction] | None:
-    """The dynamic slices and in-place updates that are all that is done to a value; None where it is used otherwise."""
+    """The slices and in-place updates that are all that is done to a value; None where it is used otherwise."""
     found = []
     for user in scope.values():
         if name not in user.operands:
@@ -165,7 +104,7 @@ def _slices(name: str, scope: dict[str, Instruction]) -> list[Instruction] | Non
             if inner is None:
                 return None
             found += inner
-        elif user.opcode in ("dynamic-slice", "dynamic-update-slice") and user.operands[0] == name:
+        elif user.opcode in (*SLICING, "dynamic-update-slice") and user.operands[0] == name:
             found.append(user)
         else:
             return None
@@ -179,32 +118,32 @@ def _fusion_bytes(fusion: Instruction, scope, body: dict[str, Instruction]) -> i
     for number, operand in enumerate(fusion.operands):
         slices = _slices(parameters[number].name, body)
         if slices is None:
-            total += _hbm_bytes(scope[operand].shape)
+            total += hbm_bytes(scope[operand].shape)
         else:
-            total += sum(_hbm_bytes(i.shape) for i in slices if i.opcode == "dynamic-slice")
-    root = next(i for i in body.values() if i.root)
+            total += sum(hbm_bytes(i.shape) for i in slices if i.opcode in SLICING)
+    root = root_of(body)
     results = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
     for result in results:
         while result.opcode == "bitcast" and result.operands[0] in body:
             result = body[result.operands[0]]
         updated = result.opcode == "dynamic-update-slice"
-        total += _hbm_bytes(body[result.operands[1]].shape if updated else result.shape)
+        total += hbm_bytes(body[result.operands[1]].shape if updated else result.shape)
     return total
-
-
-def _hbm_bytes(shape: str) -> int:
-    """Bytes of the arrays that lie in main memory: on TPU, `S(1)` in a layout is on-chip memory."""
-    return sum(shape_bytes(part[0]) for part in _ARRAY_WITH_LAYOUT.finditer(shape) if "S(1)" not in part[0])
 
 
 def _instruction_bytes(instruction: Instruction, scope, computations) -> int:
     if instruction.opcode == "fusion":
-        return _fusion_bytes(instruction, scope, computations[_called(instruction, "calls")[0]])
-    if instruction.opcode == "dynamic-slice":
-        return 2 * _hbm_bytes(instruction.shape)
+        return _fusion_bytes(instruction, scope, computations[called(instruction, "calls")[0]])
+    if instruction.opcode in SLICING:
+        return 2 * hbm_bytes(instruction.shape)
+    if instruction.opcode == "slice-start":  # of a fetch to on-chip memory: (operands), result, bookkeeping
+        fetched = array_texts(instruction.shape)[len(instruction.operands)]
+        return shape_bytes(fetched)
+    if instruction.opcode.endswith("-start"):  # the result repeats the operands
+        return hbm_bytes(instruction.shape)
     if instruction.opcode == "dynamic-update-slice":
-        return 2 * _hbm_bytes(scope[instruction.operands[1]].shape)
-    return _hbm_bytes(instruction.shape) + sum(_hbm_bytes(scope[name].shape) for name in instruction.operands)
+        return 2 * hbm_bytes(scope[instruction.operands[1]].shape)
+    return hbm_bytes(instruction.shape) + sum(hbm_bytes(scope[name].shape) for name in instruction.operands)
 
 
 def _collective_kind(opcode: str) -> str | None:
@@ -255,18 +194,18 @@ def count(text: str, *, unknown_trips: float = 1.0, taken: float = 1.0) -> Count
                 total.bytes += times * _instruction_bytes(i, scope, computations)
             if i.opcode == "while":
                 trips = _trip_count(i, computations)
-                walk(_called(i, "body")[0], times * (unknown_trips if trips is None else trips), fused_into)
+                walk(called(i, "body")[0], times * (unknown_trips if trips is None else trips), fused_into)
             elif i.opcode == "conditional":
-                branches = _called(i, "branch_computations") or [
-                    *_called(i, "true_computation"),
-                    *_called(i, "false_computation"),
+                branches = called(i, "branch_computations") or [
+                    *called(i, "true_computation"),
+                    *called(i, "false_computation"),
                 ]
                 walk(max(branches, key=lambda b: len(computations[b])), times * taken, fused_into)
             elif i.opcode in ("call", "async-start"):
-                for callee in _called(i, "to_apply") or _called(i, "calls"):
+                for callee in called(i, "to_apply") or called(i, "calls"):
                     walk(callee, times, fused_into)
             elif i.opcode == "fusion":
-                walk(_called(i, "calls")[0], times, fused_into or name)
+                walk(called(i, "calls")[0], times, fused_into or name)
 
     walk(entry, 1.0, None)
     return total
@@ -275,13 +214,13 @@ def count(text: str, *, unknown_trips: float = 1.0, taken: float = 1.0) -> Count
 def largest_buffers(text: str, most: int = 8) -> list[str]:
     """The largest arrays that a program holds at some time, each with the operation of the source that makes it."""
     computations, _ = parse(text)
-    fused = {name for scope in computations.values() for i in scope.values() for name in _called(i, "calls")}
+    fused = {name for scope in computations.values() for i in scope.values() for name in called(i, "calls")}
     sizes: dict[str, int] = {}
     for name, scope in computations.items():
         for i in scope.values() if name not in fused else ():
             if i.opcode in FREE - {"parameter"} or i.shape.startswith("("):
                 continue
             source = re.search(r'op_name="([^"]*)"', i.attributes)
-            sizes[f"{i.shape.split('{')[0]} {source[1] if source else i.opcode}"] = _hbm_bytes(i.shape)
+            sizes[f"{i.shape.split('{')[0]} {source[1] if source else i.opcode}"] = hbm_bytes(i.shape)
     first = sorted(sizes, key=sizes.get, reverse=True)[:most]
     return [f"{sizes[entry] / 2**30:.2f} GiB {entry}" for entry in first]

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mars_jax.parallel import hlo
+from mars_jax.parallel.hlo_text import shape_bytes
 from mars_jax.parallel.mesh import make_mesh
 
 A = jnp.ones((24, 40), jnp.float32)
@@ -52,6 +53,34 @@ def test_loops_over_data_run_as_often_as_told():
     assert hlo.count(text, unknown_trips=7).flops == 7 * 2 * 24 * 40 * 40
 
 
+def test_unrolled_loops_are_not_counted_twice():
+    """The TPU compiler unrolls loops without saying how often they run: here, by two."""
+    text = """
+body (arg: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %arg = (s32[], f32[8,8]) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %x = f32[8,8] get-tuple-element(%arg), index=1
+  %two = s32[] constant(2)
+  %next = s32[] add(%i, %two)
+  %y = f32[8,8] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %out = (s32[], f32[8,8]) tuple(%next, %y)
+}
+
+condition (arg: (s32[], f32[8,8])) -> pred[] {
+  %arg = (s32[], f32[8,8]) parameter(0)
+  %i = s32[] get-tuple-element(%arg), index=0
+  %bound = s32[] constant(7)
+  ROOT %less = pred[] compare(%i, %bound), direction=LT
+}
+
+ENTRY %main (start: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %start = (s32[], f32[8,8]) parameter(0)
+  ROOT %loop = (s32[], f32[8,8]) while(%start), condition=%condition, body=%body
+}
+"""
+    assert hlo.count(text).flops == 4 * 2 * 8**3
+
+
 def test_conditionals_cost_their_branch_as_often_as_taken():
     def maybe(x, w, use):
         return jax.lax.cond(use, lambda: jnp.tanh(jnp.sin(x) @ w), lambda: x)
@@ -94,5 +123,5 @@ def test_convolution_counts_no_padding(spread):
 
 
 def test_shape_bytes():
-    assert hlo.shape_bytes("(bf16[2,3]{1,0:T(8,128)(2,1)}, s32[], pred[7]{0})") == 12 + 4 + 7
-    assert np.isclose(hlo.shape_bytes("f8e4m3fn[16]{0}"), 16)
+    assert shape_bytes("(bf16[2,3]{1,0:T(8,128)(2,1)}, s32[], pred[7]{0})") == 12 + 4 + 7
+    assert np.isclose(shape_bytes("f8e4m3fn[16]{0}"), 16)
