@@ -11,8 +11,8 @@ import json, os, pathlib, signal, sys, time
 folder = pathlib.Path({folder!r})
 me = os.environ.get("MARS_PROCESS_ID", "0")
 life = len(list(folder.glob("life-" + me + "-*")))
-(folder / f"life-{{me}}-{{life}}").write_text(json.dumps({{
-    "argv": sys.argv[1:], "environment": {{k: v for k, v in os.environ.items() if k.startswith(("MARS_", "JAX_", "CUDA_"))}}}}))
+told = {{k: v for k, v in os.environ.items() if k.startswith(("MARS_", "JAX_", "CUDA_"))}}
+(folder / f"life-{{me}}-{{life}}").write_text(json.dumps({{"argv": sys.argv[1:], "environment": told}}))
 cue = json.loads((folder / "cues.json").read_text()).get(f"{{me}}:{{life}}", {{}})
 state = folder / f"step-{{me}}"
 step = int(state.read_text()) if state.exists() else 0
