@@ -11,7 +11,7 @@ from helpers.paths import REPOSITORY
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
-    reason="the optional package libtpu is absent: pip install 'mars-jax[tpu-compile]' to test compiling for TPU",
+    reason="the optional package libtpu is absent: pip install 'mars-jax[tpu]' to test compiling for TPU",
 )
 
 ARCHITECTURE = {
@@ -116,4 +116,4 @@ def test_refuses_a_mesh_that_does_not_fit_the_slice(files):
 def test_asks_for_libtpu_where_it_is_missing(files):
     done = _compile(files, "--topology", "v5e:2x2")
     assert done.returncode == 2
-    assert "pip install 'mars-jax[tpu-compile]'" in done.stderr
+    assert "pip install 'mars-jax[tpu]'" in done.stderr

@@ -22,7 +22,7 @@ def ratios(costs: Sequence[Cost]) -> dict[str, dict[str, float]]:
 def table(costs: Sequence[Cost]) -> str:
     """Plain text, one line a variant."""
     times_sft = ratios(costs)
-    heads = "".join(f"{head:>16}" for head in ("TFLOP", "GB moved", "peak GB", "seconds"))
+    heads = "".join(f"{head:>18}" for head in ("TFLOP", "GB moved", "peak GB", "seconds"))
     lines = [f"{'':28}{'rows':>6}{'tokens':>8}{'noisy':>8}{heads}{'tiles/useful':>14}"]
     for c in costs:
         cells = [
@@ -31,7 +31,7 @@ def table(costs: Sequence[Cost]) -> str:
             _cell(c.memory / 1e9, times_sft[c.name]["memory"]),
             "-" if c.seconds is None else _cell(c.seconds, times_sft[c.name]["seconds"]),
         ]
-        line = f"{c.label:28}{c.rows:6}{c.row_tokens:8}{c.noisy_length:8}" + "".join(f"{cell:>16}" for cell in cells)
+        line = f"{c.label:28}{c.rows:6}{c.row_tokens:8}{c.noisy_length:8}" + "".join(f"{cell:>18}" for cell in cells)
         lines.append(line + f"{c.tiles_computed / c.tiles_useful:>14.2f}")
     lines.append(
         f"{costs[0].trained_tokens} trained tokens each; in brackets: times packed SFT; "

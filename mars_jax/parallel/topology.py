@@ -20,9 +20,7 @@ def topology_devices(name: str) -> list:
     Raises UserError where it is missing or knows no such slice.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            "compiling for TPU needs the libtpu package of the installed jax: pip install 'mars-jax[tpu-compile]'"
-        )
+        raise UserError("compiling for TPU needs the libtpu package of the installed jax: pip install 'mars-jax[tpu]'")
     for variable, value in QUIET.items():
         os.environ.setdefault(variable, value)
     import jax
