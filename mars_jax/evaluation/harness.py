@@ -5,16 +5,17 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from mars_jax.decoding.requests import DecodeOptions, Generation, Request
 from mars_jax.errors import UserError
-from mars_jax.evaluation.cache import AnswerCache, digest
+from mars_jax.evaluation.cache import AnswerCache, digest, fingerprint
 from mars_jax.evaluation.loglikelihood import score_continuations
 from mars_jax.evaluation.tally import Tally
 from mars_jax.models.loading import LoadedModel
@@ -22,62 +23,40 @@ from mars_jax.models.loading import LoadedModel
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Job:
-    """One answer to generate. `repeat` counts equal jobs, so that each gets randomness of its own."""
-
-    token_ids: tuple[int, ...]
-    max_new_tokens: int
-    stop: tuple[str, ...]
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repeat: int = 0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """token_ids: the answer, its end token included.  accepted: the run length of each forward."""
-
-    token_ids: tuple[int, ...]
-    accepted: tuple[int, ...]
-    finish_reason: str
-
-
-# Yields `(index of the job, answer)` as answers are done.
-Generate = Callable[[Sequence[Job]], Iterable[tuple[int, Answer]]]
+# Yields `(index of the request, result)` as answers are done: `DecodeEngine.completed`.
+Decode = Callable[[Sequence[Request]], Iterable[tuple[int, Generation]]]
 
 
 class MarsLM(TemplateLM):
     """Answers the harness's requests with a `LoadedModel`.
 
-    generate: how answers come about, in whatever decode mode; log-likelihoods are always those of the AR model.
-    settings: everything about `generate` that changes an answer; a part of the cache keys.
+    decode:  how answers come about.
+    options: what of it the tasks do not say themselves, the mode above all; log-likelihoods are always the AR model's.
+    warm_up: called with the requests before their seconds are counted, to compile.
     """
 
     def __init__(
         self,
         model: LoadedModel,
-        generate: Generate,
+        decode: Decode,
+        options: DecodeOptions,
         *,
-        fingerprint: str,
-        settings: dict[str, Any],
         cache: AnswerCache,
-        batch_size: int,
-        extra_stops: Sequence[str] = (),
+        batch_size: int = 8,
+        warm_up: Callable[[Sequence[Request]], None] | None = None,
         dtype=jnp.float32,
     ):
         super().__init__()
         self.model = model
         self.tokenizer = model.tokenizer
+        self.options = options
         self.tallies: dict[str, Tally] = defaultdict(Tally)
-        self._generate = generate
-        self._identity = [fingerprint, settings]
-        self._fingerprint = fingerprint
+        self._decode = decode
+        self._warm_up = warm_up
         self._cache = cache
         self._batch_size = batch_size
-        self._extra_stops = list(extra_stops)
         self._dtype = dtype
+        self._fingerprint = fingerprint(model.params)
 
     # What the harness asks about the model.
 
@@ -102,8 +81,10 @@ class MarsLM(TemplateLM):
     def tokenizer_name(self) -> str:
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
-    def get_model_info(self) -> dict:
-        return {"model_fingerprint": self._fingerprint}
+    def description(self) -> dict:
+        """What a results file should say of the model."""
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(self.model.params))
+        return {"parameters": parameters, "fingerprint": self._fingerprint, "batch_size": self._batch_size}
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
         """Token ids; a BOS that the text (a rendered chat, say) already begins with is not added again."""
@@ -151,61 +132,81 @@ class MarsLM(TemplateLM):
     # Generation.
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-        prepared = [self._job(*request.args) for request in requests]
-        seen: Counter[Job] = Counter()
-        jobs = []
-        for job, _ in prepared:
-            jobs.append(dataclasses.replace(job, repeat=seen[job]))
-            seen[job] += 1
-        keys = [digest("generate", *self._identity, dataclasses.asdict(job)) for job in jobs]
+        wanted, truncated, keys = [], [], []
+        times: Counter[str] = Counter()
         by_task = defaultdict(list)
-        for i, request in enumerate(requests):
-            by_task[request.task_name].append(i)
+        for i, instance in enumerate(requests):
+            request, cut = self._request(*instance.args)
+            key = self._key(request)
+            times[key] += 1
+            if request.options.sampled and times[key] > 1:  # asked again: with randomness of its own
+                request = _reseeded(request, times[key] - 1)
+                key = self._key(request)
+            wanted.append(request)
+            truncated.append(cut)
+            keys.append(key)
+            by_task[instance.task_name].append(i)
         for task, indices in by_task.items():
-            self._answer(task, [i for i in indices if keys[i] not in self._cache], jobs, keys)
+            self._answer(task, {keys[i]: wanted[i] for i in indices if keys[i] not in self._cache})
             for i in indices:
                 record = self._cache[keys[i]]
                 self.tallies[task].add(
                     record["accepted"],
-                    prompt_tokens=len(jobs[i].token_ids),
+                    prompt_tokens=len(wanted[i].token_ids),
                     seconds=record["seconds"],
-                    truncated=prepared[i][1],
+                    truncated=truncated[i],
                 )
-        return [self._text(self._cache[key]["token_ids"], job.stop) for key, job in zip(keys, jobs, strict=True)]
+        return [self._text(self._cache[k]["token_ids"], r.options.stop) for k, r in zip(keys, wanted, strict=True)]
 
-    def _job(self, prompt: str, options: dict) -> tuple[Job, bool]:
-        """The job of a request, and whether its prompt lost its left end to make room."""
+    def _key(self, request: Request) -> str:
+        return digest("generate", self._fingerprint, dataclasses.asdict(request))
+
+    def _request(self, prompt: str, options: dict) -> tuple[Request, bool]:
+        """The harness's request as ours, and whether its prompt lost its left end to make room."""
         options = normalize_gen_kwargs(options, self.max_gen_toks)
         limit = options["max_gen_toks"]
         room = self.max_length - limit
         if room < 1:
             raise UserError(
-                f"{limit} new tokens leave no room for a prompt: the model ends at {self.max_length} tokens"
+                f"{limit} new tokens leave no room for a prompt, as the model ends at {self.max_length}: lower "
+                "--max-new-tokens"
             )
+        changes: dict[str, Any] = {"max_new_tokens": limit}
+        changes["stop"] = tuple(stop for stop in [*options["until"], *self.options.stop] if stop)
+        if options["do_sample"]:
+            changes |= {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in options}
+        if self.options.seed is None:
+            changes["seed"] = 0  # an evaluation can be repeated
         ids = self.tok_encode(prompt)
-        until = [stop for stop in [*options["until"], *self._extra_stops] if stop]
-        sampling = {"temperature": options["temperature"]} if options["do_sample"] else {}
-        for name in ("top_k", "top_p") if sampling else ():
-            if name in options:
-                sampling[name] = options[name]
-        return Job(tuple(ids[-room:]), limit, tuple(until), **sampling), len(ids) > room
+        return Request(tuple(ids[-room:]), dataclasses.replace(self.options, **changes)), len(ids) > room
 
-    def _answer(self, task: str, todo: list[int], jobs: list[Job], keys: list[str]) -> None:
+    def _answer(self, task: str, todo: dict[str, Request]) -> None:
         """Generate what is not cached yet, longest prompts first so that memory runs out at once or never."""
-        todo = sorted(todo, key=lambda i: -len(jobs[i].token_ids))
-        logger.info("%s: %d answers to generate", task, len(todo))
+        keys = sorted(todo, key=lambda key: -len(todo[key].token_ids))
+        logger.info("%s: %d answers to generate", task, len(keys))
+        if self._warm_up is not None:
+            self._warm_up([todo[key] for key in keys])
         started = time.perf_counter()
-        for done, (i, answer) in enumerate(self._generate([jobs[i] for i in todo]), 1):
+        for done, (i, result) in enumerate(self._decode([todo[key] for key in keys]), 1):
             now = time.perf_counter()
-            record = dataclasses.asdict(answer) | {"seconds": now - started}
+            self._cache[keys[i]] = {
+                "token_ids": list(result.token_ids),
+                "accepted": list(result.accepted),
+                "finish_reason": result.finish_reason,
+                "seconds": now - started,  # since the answer before: those of a batch share its time in sum
+            }
             started = now
-            self._cache[keys[todo[i]]] = record
             if done % 50 == 0:
-                logger.info("%s: %d of %d", task, done, len(todo))
+                logger.info("%s: %d of %d", task, done, len(keys))
 
     def _text(self, token_ids: Sequence[int], stops: Sequence[str]) -> str:
-        """The answer as the harness's own models hand it on: special tokens left out, cut before the first stop."""
+        """The answer as the harness's own models hand it on: without special tokens, cut before the first stop."""
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         for stop in stops:
             text = text.split(stop)[0]
         return text
+
+
+def _reseeded(request: Request, by: int) -> Request:
+    options = dataclasses.replace(request.options, seed=request.options.seed + by)
+    return dataclasses.replace(request, options=options)

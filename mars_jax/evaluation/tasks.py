@@ -1,5 +1,6 @@
 """Tasks: the harness's own definitions, on local files where a folder is given, with code run in the sandbox only."""
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,11 +55,19 @@ def load_tasks(choices: Sequence[TaskChoice], data_dir: Path | None, *, allow_co
         ) from None
 
 
-def _manager(names: Sequence[str]):
+@functools.cache
+def _usual_manager():
     import lm_eval.tasks
 
     root = Path(lm_eval.tasks.__file__).parent
-    manager = lm_eval.tasks.TaskManager(include_defaults=False, include_path=[root / f for f in USUAL_FOLDERS])
+    return lm_eval.tasks.TaskManager(include_defaults=False, include_path=[root / f for f in USUAL_FOLDERS])
+
+
+def _manager(names: Sequence[str]):
+    """An index of tasks that has these."""
+    import lm_eval.tasks
+
+    manager = _usual_manager()
     if all(name in manager.task_index for name in names):
         return manager
     manager = lm_eval.tasks.TaskManager()
