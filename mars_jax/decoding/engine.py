@@ -1,55 +1,57 @@
-"""From requests to results: batches of rows through the decoding loop."""
+"""The decoding engine: requests in, results out, through a fixed number of slots over one device cache.
 
-from collections import defaultdict
+A finished row frees its slot for the next request; nobody waits for the slowest row of a batch. The host reads results
+one call late, while the device is at the next one.
+"""
+
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mars_jax.decoding import plan as plans
-from mars_jax.decoding.loop import decode, prefill, start
+from mars_jax.decoding.batch import Batch
+from mars_jax.decoding.loop import Report
 from mars_jax.decoding.network import DecoderNetwork
-from mars_jax.decoding.plan import Plan
-from mars_jax.decoding.requests import DecodeOptions, Generation, Request, run_lengths
-from mars_jax.decoding.settings import SCORES, Settings, Vocabulary
-from mars_jax.decoding.state import FINISH_REASONS, DecodeState, empty_state
+from mars_jax.decoding.planning import shares_steps_with
+from mars_jax.decoding.requests import Generation, Request
+from mars_jax.decoding.settings import Vocabulary
+from mars_jax.decoding.state import FINISH_REASONS
+from mars_jax.decoding.stops import find_stop
+from mars_jax.decoding.weights import decode_weights
 from mars_jax.errors import UserError
-from mars_jax.models import decoder
 from mars_jax.models.loading import LoadedModel
-
-SMALLEST_BUCKET = 32
-
-
-def bucket(length: int, most: int) -> int:
-    """The compiled length for `length` tokens: a power of two, at least 32, at most `most`."""
-    return min(most, max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()))
-
-
-def plan_of(options: DecodeOptions, capacity: int) -> Plan:
-    match options.mode:
-        case "ar":
-            return plans.autoregressive()
-        case "window":
-            return plans.window(options.window)
-        case "verify":
-            return plans.verify(options.draft, branched=options.layout == "tree")
-        case "block":
-            return plans.block(options.cache_block, options.window)
-        case "recompute":
-            return plans.recompute(capacity, options.window)
-    raise AssertionError(options.mode)
 
 
 class DecodeEngine:
-    """Decodes requests in batches of up to `slots` rows. A batch shares a step's shape; all else is a row's own."""
+    """Decodes any number of requests with one model, `slots` at a time.
 
-    def __init__(self, model: LoadedModel, slots: int = 8, dtype=jnp.float32):
-        self.model = model
-        self.slots = slots
+    Requests may differ in everything; those whose modes one step can serve share a batch, without recompiling.
+    steps: device steps between two looks of the host, most.
+    dtype: of weights, activations and cache.
+    """
+
+    def __init__(self, model: LoadedModel, slots: int = 8, *, steps: int = 16, dtype=jnp.float32):
+        self.cfg, self.tokenizer, self.stop_ids = model.cfg, model.tokenizer, model.stop_ids
+        self.slots, self.steps = slots, steps
         self.network = DecoderNetwork(model.cfg, dtype)
-        self.params = decoder.unstack_layers(model.params)
+        self.weights = decode_weights(model.params, model.cfg, dtype)
         self.vocabulary = Vocabulary(jnp.asarray(model.emit_mask), jnp.int32(model.mask_id))
+        self._seeds = np.random.default_rng()
+
+    def check(self, request: Request):
+        """Raise UserError if this model cannot serve the request."""
+        most, vocab_size = self.cfg.max_positions, self.cfg.vocab_size
+        if len(request.token_ids) >= most:
+            raise UserError(
+                f"the prompt has {len(request.token_ids)} tokens, but the model's context of {most} must hold "
+                "prompt and answer: shorten the prompt"
+            )
+        wrong = [t for t in (*request.token_ids, *request.options.logit_bias) if not 0 <= t < vocab_size]
+        if wrong:
+            raise UserError(f"the request names token id {wrong[0]}, but the model's go from 0 to {vocab_size - 1}")
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Results in the order of the requests."""
@@ -57,84 +59,66 @@ class DecodeEngine:
 
     def completed(self, requests: Sequence[Request]) -> Iterator[tuple[int, Generation]]:
         """`(index, result)` of every request, as they finish."""
-        most = self.model.cfg.max_positions
-        batches = defaultdict(list)
+        groups = defaultdict(list)
         for index, request in enumerate(requests):
             self.check(request)
-            capacity = bucket(len(request.token_ids) + request.options.max_new_tokens, most)
-            batches[capacity, plan_of(request.options, capacity)].append(index)
-        for (capacity, plan), indices in batches.items():
-            for first in range(0, len(indices), self.slots):
-                batch = indices[first : first + self.slots]
-                yield from zip(batch, self._decode([requests[i] for i in batch], plan, capacity), strict=True)
+            groups[shares_steps_with(request.options)].append(_Job(index, request))
+        for jobs in groups.values():
+            yield from self._serve(jobs)
 
-    def check(self, request: Request):
-        """Raise UserError if this model cannot serve the request."""
-        most, vocab_size = self.model.cfg.max_positions, self.model.cfg.vocab_size
-        if len(request.token_ids) >= most:
-            raise UserError(
-                f"the prompt has {len(request.token_ids)} tokens, but the model's context of {most} must hold "
-                "prompt and answer: shorten the prompt"
-            )
-        wrong = [t for t in request.token_ids if not 0 <= t < vocab_size]
-        if wrong:
-            raise UserError(f"the prompt has token id {wrong[0]}, but the model's ids go from 0 to {vocab_size - 1}")
+    def _serve(self, jobs: "list[_Job]") -> Iterator[tuple[int, Generation]]:
+        batch = Batch(self, [job.request for job in jobs])
+        waiting, rows, unread = deque(jobs), [None] * self.slots, None
+        while waiting or any(rows) or unread:
+            for row in range(self.slots):
+                if waiting and rows[row] is None:
+                    rows[row] = waiting.popleft()
+                    batch.insert(row, rows[row].request, self._seed(rows[row].request))
+            called = None
+            if any(rows):
+                report = batch.step(self.steps, until_one_finishes=bool(waiting))
+                called = (report, list(rows))
+            if unread:
+                yield from self._read(batch, rows, *unread)
+            unread = called
 
-    def _decode(self, requests: list[Request], plan: Plan, capacity: int) -> list[Generation]:
-        state = self._prefilled(requests, plan, capacity)
-        settings = batch_settings(requests, self.slots, capacity, self.model.stop_ids)
-        steps = jnp.int32(np.iinfo(np.int32).max)
-        state = decode(self.network, plan, self.params, self.vocabulary, settings, state, steps)
-        host = jax.device_get(state._replace(cache=None))
-        return [self._result(request, host, row) for row, request in enumerate(requests)]
+    def _read(self, batch: Batch, rows: list, report: Report, jobs: list) -> Iterator[tuple[int, Generation]]:
+        """Results among what some steps did to the rows that held `jobs` then; frees their slots."""
+        report = jax.device_get(report)
+        for row, job in enumerate(jobs):
+            if job is None or rows[row] is not job:
+                continue  # free then, or found finished in an earlier report
+            batch.saw(row, int(report.length[row]))
+            generation = self._result(job.request, report, row)
+            if generation is not None:
+                if report.finish[row] == 0:
+                    batch.evict(row)
+                rows[row] = None
+                yield job.index, generation
 
-    def _prefilled(self, requests: list[Request], plan: Plan, capacity: int) -> DecodeState:
-        """A state whose first rows hold the prompts; their keys and values, but the last token's, are in the cache."""
-        tokens = np.zeros((self.slots, capacity), np.int32)
-        length = np.zeros(self.slots, np.int32)
-        for row, request in enumerate(requests):
-            length[row] = len(request.token_ids)
-            tokens[row, : length[row]] = request.token_ids
-        cursor = np.zeros_like(length)
-        cache = None
-        if plan.cache != "recompute":
-            cache = self.network.init_cache(self.slots, capacity)
-            count = np.maximum(length - 1, 0)
-            chunk = bucket(int(count.max()), capacity)
-            cache = prefill(self.network, self.params, cache, tokens[:, :chunk], cursor, count)
-            cursor = count
-        state = empty_state(cache, self.slots, capacity, plan.drafts)
-        running = np.arange(self.slots) < len(requests)
-        return start(state, jnp.array(tokens), jnp.array(length), jnp.array(cursor), jnp.array(running))
+    def _result(self, request: Request, report: Report, row: int) -> Generation | None:
+        """The row's result if it has one: it has finished, or a stop string is complete."""
+        options, start = request.options, len(request.token_ids)
+        token_ids = report.tokens[row, start : report.length[row]].tolist()
+        stopped = find_stop(self._text, token_ids, options.stop, options.min_new_tokens)
+        if stopped:
+            token_ids, text, reason = token_ids[: stopped.tokens], stopped.text, "stop"
+        elif report.finish[row]:
+            text, reason = self._text(token_ids), FINISH_REASONS[report.finish[row]]
+        else:
+            return None
+        accepted = np.bincount(report.forward[row, start : start + len(token_ids)]).tolist()
+        return Generation(token_ids, text, accepted, reason, start, options)
 
-    def _result(self, request: Request, state: DecodeState, row: int) -> Generation:
-        new = slice(len(request.token_ids), int(state.length[row]))
-        token_ids = state.tokens[row, new].tolist()
-        return Generation(
-            token_ids=token_ids,
-            text=self.model.tokenizer.decode(token_ids, skip_special_tokens=True),
-            accepted=run_lengths(state.forward[row, new]),
-            finish_reason=FINISH_REASONS[state.finish[row]],
-            prompt_tokens=len(request.token_ids),
-            options=request.options,
-        )
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def _seed(self, request: Request) -> int:
+        seed = request.options.seed
+        return int(self._seeds.integers(2**32)) if seed is None else seed
 
 
-def batch_settings(requests: list[Request], slots: int, capacity: int, stop_ids: Sequence[int]) -> Settings:
-    """The requests' options as arrays, padded to `slots` rows by repeating the first."""
-    rows = [*requests, *[requests[0]] * (slots - len(requests))]
-    options = [request.options for request in rows]
-
-    def array(values, dtype):
-        return jnp.array(list(values), dtype)
-
-    width = {"ar": lambda o: 0, "verify": lambda o: o.draft}
-    return Settings(
-        width=array((width.get(o.mode, lambda o: o.window)(o) for o in options), jnp.int32),
-        exact=array((o.mode == "verify" for o in options), jnp.bool_),
-        tau=array((o.tau for o in options), jnp.float32),
-        score=array((SCORES.index(o.score) for o in options), jnp.int32),
-        gate_first=array((o.gate_first for o in options), jnp.bool_),
-        limit=array((min(len(r.token_ids) + r.options.max_new_tokens, capacity) for r in rows), jnp.int32),
-        stop=jnp.broadcast_to(array(stop_ids or [-1], jnp.int32), (slots, max(1, len(stop_ids)))),
-    )
+@dataclass(frozen=True, eq=False)
+class _Job:
+    index: int
+    request: Request

@@ -36,9 +36,9 @@ def _real(plan: Plan, state: DecodeState) -> Layout:
     position_BR = state.cursor[:, None] + index_BR
     tokens_BR = jnp.take_along_axis(state.tokens, position_BR, axis=1, mode="clip")
     if plan.drafts:
-        drafts_BR = jnp.take_along_axis(state.drafts, index_BR - state.pending[:, None], axis=1, mode="clip")
+        drafts_BR = jnp.take_along_axis(state.drafts.tokens, index_BR - state.pending[:, None], axis=1, mode="clip")
         tokens_BR = jnp.where(position_BR < state.length[:, None], tokens_BR, drafts_BR)
-    exists_BR = position_BR < (state.length + state.num_drafts)[:, None]
+    exists_BR = position_BR < (state.length + state.drafts.count)[:, None]
     return Layout(tokens_BR, public(exists_BR.astype(jnp.int32), position_BR))
 
 
@@ -48,8 +48,8 @@ def _placeholders(plan: Plan, vocabulary: Vocabulary, settings: Settings, state:
     if plan.branched:
         number_BS = jnp.broadcast_to(jnp.arange(plan.stops), (batch, plan.stops))
     else:
-        number_BS = state.num_drafts[:, None]
-    possible_BS = number_BS <= state.num_drafts[:, None]
+        number_BS = state.drafts.count[:, None]
+    possible_BS = number_BS <= state.drafts.count[:, None]
     stop = jnp.broadcast_to((state.length[:, None] + number_BS)[:, :, None], shape)
     order = jnp.broadcast_to(jnp.arange(plan.masks), shape)
     exists = possible_BS[:, :, None] & (order < settings.width[:, None, None])

@@ -1,12 +1,16 @@
-"""Prefill, and the decoding loop: one `lax.while_loop` over `step`."""
+"""What runs on the device: prefill, insert, evict, and the decoding loop, one `lax.while_loop` over `step`."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from mars_jax.decoding import drafts as sources
+from mars_jax.decoding.drafts import Drafts
 from mars_jax.decoding.network import Network
 from mars_jax.decoding.plan import Plan
+from mars_jax.decoding.sampling import Purpose, uniforms
 from mars_jax.decoding.settings import Settings, Vocabulary
 from mars_jax.decoding.state import LENGTH, RUNNING, DecodeState
 from mars_jax.decoding.step import step
@@ -14,51 +18,94 @@ from mars_jax.objective.visibility import public
 
 
 @partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
-def prefill(network: Network, params, cache, tokens_BT: jax.Array, cursor_B: jax.Array, count_B: jax.Array):
-    """The cache after each row's first `count` tokens of `tokens_BT` were added from its cursor on.
+def prefill(network: Network, weights, cache, row_B: jax.Array, tokens_BT, cursor_B: jax.Array, count_B: jax.Array):
+    """The cache after the first `count` tokens of `tokens_BT` were added to these rows, from their cursors on.
 
-    A prompt may come in several chunks; counts beyond a row's tokens are padding.
+    A prompt may come in several chunks. Rows of the cache that are not named stay as they are.
     """
     index_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
     exists_BT = (index_BT < count_B[:, None]).astype(jnp.int32)
     visibility = public(exists_BT, cursor_B[:, None] + index_BT)
-    _, kv = network.forward(params, tokens_BT, visibility, cache, cursor_B)
-    return network.write(cache, kv, cursor_B, count_B)
+    rows = jax.tree.map(lambda a: a[row_B], cache)
+    _, kv = network.forward(weights, tokens_BT, visibility, rows, cursor_B)
+    return network.write(cache, kv, row_B, cursor_B, count_B)
+
+
+@partial(jax.jit, static_argnums=(0,), donate_argnums=(1, 2))
+def insert(
+    plan: Plan, state: DecodeState, settings: Settings, row: jax.Array, prompt_N, length, cursor, row_settings: Settings
+) -> tuple[DecodeState, Settings]:
+    """Let a row hold a prompt whose first `cursor` tokens are in the cache; `row_settings` have no axis B."""
+
+    def put(array, value):
+        return array.at[row].set(value)
+
+    settings = jax.tree.map(put, settings, row_settings)
+    state = state._replace(
+        tokens=put(state.tokens, prompt_N),
+        forward=put(state.forward, -1),
+        length=put(state.length, length),
+        cursor=put(state.cursor, cursor),
+        forwards=put(state.forwards, 0),
+        finish=put(state.finish, RUNNING),
+    )
+    if plan.drafts:
+        first = _first_drafts(plan, settings, state)
+        tokens, count = (put(old, new[row]) for old, new in zip(state.drafts[:2], first[:2], strict=True))
+        state = state._replace(drafts=Drafts(tokens, count, state.drafts.q))
+    return state, settings
+
+
+def _first_drafts(plan: Plan, settings: Settings, state: DecodeState) -> Drafts:
+    """Every row's drafts before its first forward."""
+    if plan.source == "lookup":
+        return sources.lookup(state.tokens, state.length, settings.width, plan.drafts)
+    nothing = Drafts(jnp.zeros_like(state.drafts.tokens), jnp.zeros_like(state.length), None)
+    if plan.source == "jacobi":
+        u_BK = uniforms(settings.sampling.seed, state.forwards, Purpose.GUESS, plan.drafts)
+        return nothing._replace(
+            tokens=sources.guesses(u_BK, state.tokens, state.length), count=jnp.minimum(settings.width, plan.drafts)
+        )
+    return nothing
+
+
+@partial(jax.jit, donate_argnums=(0,))
+def evict(state: DecodeState, row: jax.Array) -> DecodeState:
+    """Free a row: it no longer takes part."""
+    return state._replace(finish=state.finish.at[row].set(LENGTH))
+
+
+class Report(NamedTuple):
+    """What the host reads after some steps: fields of the state, as of then."""
+
+    tokens: jax.Array
+    forward: jax.Array
+    length: jax.Array
+    finish: jax.Array
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(5,))
 def decode(
     network: Network,
     plan: Plan,
-    params,
+    weights,
     vocabulary: Vocabulary,
     settings: Settings,
     state: DecodeState,
     max_steps: jax.Array,
-) -> DecodeState:
-    """Step until every row has finished, or `max_steps` times."""
+    until_one_finishes: jax.Array,
+) -> tuple[DecodeState, Report]:
+    """Step until every row has finished (or, where asked, until one has), or `max_steps` times."""
+    enough = jnp.where(until_one_finishes, state.running.sum(), 1)
 
-    def unfinished(carry):
+    def going_on(carry):
         steps, state = carry
-        return (steps < max_steps) & state.running.any()
+        running = state.running.sum()
+        return (steps < max_steps) & (running > 0) & (running >= enough)
 
     def advance(carry):
         steps, state = carry
-        return steps + 1, step(network, plan, params, vocabulary, settings, state)
+        return steps + 1, step(network, plan, weights, vocabulary, settings, state)
 
-    return jax.lax.while_loop(unfinished, advance, (jnp.zeros((), jnp.int32), state))[1]
-
-
-def start(
-    state: DecodeState, prompts_BN: jax.Array, length_B: jax.Array, cursor_B: jax.Array, running_B
-) -> DecodeState:
-    """Rows that hold these prompts, ready for their first forward; the cache below the cursors is filled."""
-    return state._replace(
-        tokens=prompts_BN,
-        forward=jnp.full_like(state.forward, -1),
-        length=length_B,
-        cursor=cursor_B,
-        num_drafts=jnp.zeros_like(length_B),
-        forwards=jnp.zeros_like(length_B),
-        finish=jnp.where(running_B, RUNNING, LENGTH),
-    )
+    _, state = jax.lax.while_loop(going_on, advance, (jnp.zeros((), jnp.int32), state))
+    return state, Report(state.tokens, state.forward, state.length, state.finish)

@@ -1,15 +1,20 @@
-"""The model as decoding sees it: hidden states and keys and values of some tokens, logits of some hidden states."""
+"""The model as decoding sees it: hidden states, keys and values of a step's few tokens against a cache.
 
+Axes as in `models.decoder`, and N = B * T: activations between matrices are feature-major, `x_DN` (see `weights`).
+"""
+
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from mars_jax.models import decoder
-from mars_jax.models.attention import cached_attention, dense_attention
+from mars_jax.decoding.weights import Weights
+from mars_jax.models.attention import MASKED
 from mars_jax.models.config import ModelConfig
-from mars_jax.models.parameters import Params
+from mars_jax.models.decoder import rms_norm
+from mars_jax.models.rope import rotate, rotation
 from mars_jax.objective.visibility import Tokens, public, visible
 
 
@@ -18,55 +23,139 @@ class Network(Protocol):
 
     def init_cache(self, batch: int, slots: int) -> Any: ...
 
-    def forward(self, params, tokens_BT: jax.Array, visibility: Tokens, cache, cursor_B: jax.Array):
+    def grow(self, cache, slots: int):
+        """The cache with room for `slots` tokens a row."""
+        ...
+
+    def forward(self, weights, tokens_BT: jax.Array, visibility: Tokens, cache, cursor_B: jax.Array):
         """`(hidden_BTD, kv)` of tokens that see each other and, unless None, the cache's slots below the cursor."""
         ...
 
-    def write(self, cache, kv, cursor_B: jax.Array, count_B: jax.Array):
-        """The cache with each row's first `count` entries of `kv` in the slots from its cursor on."""
+    def write(self, cache, kv, row_B: jax.Array, cursor_B: jax.Array, count_B: jax.Array):
+        """The cache with the first `count` entries of `kv` in these rows' slots from their cursors on."""
         ...
 
-    def logits(self, params, hidden: jax.Array) -> jax.Array: ...
+    def logits(self, weights, hidden_BXD: jax.Array) -> jax.Array:
+        """Float32 logits `[B, X, V]`."""
+        ...
 
 
 @dataclass(frozen=True)
 class DecoderNetwork:
-    """`models.decoder` with one `(k_BSKE, v_BSKE)` pair per layer as cache."""
+    """The decoder of `models.decoder`, computed for few tokens from `weights.decode_weights`.
+
+    Its cache is a tuple over layers of keys `[B, K, E, S]` and values `[B, K, S, E]`, as their products want them.
+    """
 
     cfg: ModelConfig
     dtype: Any = jnp.float32
 
     def init_cache(self, batch: int, slots: int):
-        shape = (batch, slots, self.cfg.num_kv_heads, self.cfg.head_dim)
-        return tuple((jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)) for _ in range(self.cfg.num_layers))
-
-    def forward(self, params: Params, tokens_BT, visibility: Tokens, cache, cursor_B):
-        new_mask_BTT = visible(visibility, visibility)
-        if cache is None:
-
-            def attend(q, k, v, _):
-                return dense_attention(q, k, v, new_mask_BTT)
-
-        else:
-            batch, slots = cache[0][0].shape[:2]
-            slot_BS = jnp.broadcast_to(jnp.arange(slots), (batch, slots))
-            cached = public((slot_BS < cursor_B[:, None]).astype(jnp.int32), slot_BS)
-            cache_mask_BTS = visible(visibility, cached)
-
-            def attend(q, k, v, layer_cache):
-                return cached_attention(q, k, v, layer_cache, cache_mask_BTS, new_mask_BTT)
-
-        return decoder.forward_with_kv(
-            params, self.cfg, tokens_BT, visibility.position, attend, cache, dtype=self.dtype
+        k, e = self.cfg.num_kv_heads, self.cfg.head_dim
+        return tuple(
+            (jnp.zeros((batch, k, e, slots), self.dtype), jnp.zeros((batch, k, slots, e), self.dtype))
+            for _ in range(self.cfg.num_layers)
         )
 
-    def write(self, cache, kv, cursor_B, count_B):
-        batch, width = kv[0][0].shape[:2]
-        row_BR = jnp.broadcast_to(jnp.arange(batch)[:, None], (batch, width))
-        index_BR = jnp.broadcast_to(jnp.arange(width), (batch, width))
-        # Entries that are not kept aim past the last slot and are dropped: nothing is clamped onto good slots.
-        slot_BR = jnp.where(index_BR < count_B[:, None], cursor_B[:, None] + index_BR, cache[0][0].shape[1])
-        return jax.tree.map(lambda old, new: old.at[row_BR, slot_BR].set(new, mode="drop"), cache, kv)
+    def grow(self, cache, slots: int):
+        def pad(array, axis):
+            widths = [(0, 0)] * 4
+            widths[axis] = (0, slots - array.shape[axis])
+            return jnp.pad(array, widths)
 
-    def logits(self, params: Params, hidden):
-        return decoder.unembed(params, self.cfg, hidden)
+        return tuple((pad(k_BKES, 3), pad(v_BKSE, 2)) for k_BKES, v_BKSE in cache)
+
+    def forward(self, weights: Weights, tokens_BT, visibility: Tokens, cache, cursor_B):
+        batch, width = tokens_BT.shape
+        masks = _masks(visibility, cache, cursor_B)
+        rope = rotation(self.cfg, visibility.position)
+        x_DN = weights["embedding"][tokens_BT.reshape(-1)].T.astype(self.dtype)
+        kv = []
+        for i, w in enumerate(weights["layers"]):
+            q, k, v = self._qkv(w, x_DN, rope, (batch, width))
+            kv.append((k, v))
+            out_BTHE = _attention(q, k, v, None if cache is None else cache[i], masks)
+            x_DN = x_DN + _linear(w["output"], out_BTHE.reshape(batch * width, -1).T)
+            gate_FN, up_FN = jnp.split(_linear(w["gate_up"], self._norm(x_DN, w["mlp_norm"])), 2)
+            x_DN = x_DN + _linear(w["down"], jax.nn.silu(gate_FN) * up_FN)
+        hidden_DN = self._norm(x_DN, weights["final_norm"])
+        return hidden_DN.T.reshape(batch, width, -1), tuple(kv)
+
+    def _norm(self, x_DN, scale_D):
+        x32 = x_DN.astype(jnp.float32)
+        normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=0, keepdims=True) + self.cfg.norm_eps)
+        return (normed * scale_D[:, None]).astype(x_DN.dtype)
+
+    def _qkv(self, w: Weights, x_DN, rope, shape):
+        cfg = self.cfg
+        qkv_XN = _linear(w["qkv"], self._norm(x_DN, w["attention_norm"]))
+        heads = qkv_XN.T.reshape(*shape, cfg.num_heads + 2 * cfg.num_kv_heads, cfg.head_dim)
+        q, k, v = jnp.split(heads, [cfg.num_heads, cfg.num_heads + cfg.num_kv_heads], axis=2)
+        if cfg.qk_norm:
+            q, k = rms_norm(q, w["query_norm"], cfg.norm_eps), rms_norm(k, w["key_norm"], cfg.norm_eps)
+        return rotate(q, *rope), rotate(k, *rope), v
+
+    def write(self, cache, kv, row_B, cursor_B, count_B):
+        shape = kv[0][0].shape[:2]
+        row_BR = jnp.broadcast_to(row_B[:, None], shape)
+        index_BR = jnp.broadcast_to(jnp.arange(shape[1]), shape)
+        # Entries that are not kept aim past the last slot and are dropped: nothing is clamped onto good slots.
+        slot_BR = jnp.where(index_BR < count_B[:, None], cursor_B[:, None] + index_BR, cache[0][1].shape[2])
+        return tuple(
+            (
+                k_BKES.at[row_BR, :, :, slot_BR].set(k, mode="drop"),
+                v_BKSE.at[row_BR, :, slot_BR].set(v, mode="drop"),
+            )
+            for (k_BKES, v_BKSE), (k, v) in zip(cache, kv, strict=True)
+        )
+
+    def logits(self, weights: Weights, hidden_BXD):
+        batch, count, _ = hidden_BXD.shape
+        logits_VN = jnp.matmul(
+            weights["head"], hidden_BXD.reshape(batch * count, -1).T, preferred_element_type=jnp.float32
+        )
+        return logits_VN.T.reshape(batch, count, -1)
+
+
+def _linear(w: Weights, x_IN: jax.Array) -> jax.Array:
+    y_ON = w["kernel"] @ x_IN
+    return y_ON + w["bias"] if "bias" in w else y_ON
+
+
+def _masks(visibility: Tokens, cache, cursor_B):
+    """Who sees whom: `(cached_BTS or None, own_BTT)`."""
+    own_BTT = visible(visibility, visibility)
+    if cache is None:
+        return None, own_BTT
+    batch, _, slots, _ = cache[0][1].shape
+    slot_BS = jnp.broadcast_to(jnp.arange(slots), (batch, slots))
+    filled = public((slot_BS < cursor_B[:, None]).astype(jnp.int32), slot_BS)
+    return visible(visibility, filled), own_BTT
+
+
+def _attention(q_BTHE, k_BTKE, v_BTKE, cache, masks) -> jax.Array:
+    """`models.attention.cached_attention` for this cache: one softmax over cached and own keys, no repeated heads."""
+    batch, width, heads, head_dim = q_BTHE.shape
+    kv_heads = k_BTKE.shape[2]
+    grouped = (batch, width, kv_heads, heads // kv_heads, head_dim)
+    # Queries of one kv head side by side: a batch of plain matrix products over (B, K).
+    q_BKXE = q_BTHE.reshape(grouped).transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, head_dim)
+
+    def scores(keys_BKES, mask_BTS):
+        s = jnp.matmul(q_BKXE, keys_BKES, preferred_element_type=jnp.float32) / math.sqrt(head_dim)
+        s = s.reshape(batch, kv_heads, -1, width, s.shape[-1])
+        return jnp.where(mask_BTS[:, None, None], s, MASKED).reshape(batch, kv_heads, -1, s.shape[-1])
+
+    parts = [(scores(k_BTKE.transpose(0, 2, 3, 1), masks[1]), v_BTKE.transpose(0, 2, 1, 3))]
+    if cache is not None:
+        parts.append((scores(cache[0], masks[0]), cache[1]))
+    peak = jnp.max(jnp.stack([s.max(-1) for s, _ in parts]), axis=0)[..., None]
+    # A padding query sees nothing and gets some finite average; nobody reads it.
+    weights = [jnp.exp(s - peak) for s, _ in parts]
+    total = sum(w.sum(-1, keepdims=True) for w in weights)
+    out = sum(
+        jnp.matmul(w.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        for w, (_, v) in zip(weights, parts, strict=True)
+    )
+    out_BKGTE = (out / total).reshape(batch, kv_heads, -1, width, head_dim)
+    return out_BKGTE.transpose(0, 3, 1, 2, 4).reshape(batch, width, -1).astype(q_BTHE.dtype)

@@ -15,15 +15,20 @@ class Plan:
     drafts: most drafts a row can have checked.
     masks:  placeholders per group (W or K).
     branched: a group after every possible stop (tree) instead of one after the last real token (chain).
+    source: where drafts come from, see `decoding.drafts`.
     cache:  "cursor": keep what was committed at every step. "block": keep whole blocks of `real - 1` tokens, when all
             rows are there (the paper's block cache). "recompute": keep nothing; every step forwards the whole prefix.
+    sampled, adjusted: whether any row draws tokens, or has its logits changed (`decoding.sampling`, `.penalties`).
     """
 
     real: int
     drafts: int = 0
     masks: int = 0
     branched: bool = False
+    source: str = "masks"
     cache: str = "cursor"
+    sampled: bool = False
+    adjusted: bool = False
 
     @property
     def stops(self) -> int:
@@ -47,6 +52,16 @@ def window(width: int) -> Plan:
 def verify(draft: int, *, branched: bool) -> Plan:
     """Exact decoding: one pending token and up to `draft` drafts; accepted drafts leave nothing pending."""
     return Plan(real=draft + 1, drafts=draft, masks=draft, branched=branched)
+
+
+def lookup(draft: int) -> Plan:
+    """Exact decoding of drafts found in the row's own text; no placeholders."""
+    return Plan(real=draft + 1, drafts=draft, source="lookup")
+
+
+def jacobi(draft: int) -> Plan:
+    """Fixed-point decoding: a window of `draft` guesses is corrected until the model agrees."""
+    return Plan(real=draft + 1, drafts=draft, source="jacobi")
 
 
 def block(size: int, width: int) -> Plan:

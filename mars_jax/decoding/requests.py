@@ -1,13 +1,13 @@
 """What a caller asks for and what it gets: requests, their options and their results."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-
-import numpy as np
 
 from mars_jax.decoding.settings import SCORES
 from mars_jax.errors import UserError
 
-MODES = ("ar", "window", "verify", "block", "recompute")
+MODES = ("ar", "window", "verify", "block", "recompute", "jacobi", "lookup")
+EXACT_MODES = ("verify", "jacobi", "lookup")
 LAYOUTS = ("chain", "tree")
 
 
@@ -16,16 +16,25 @@ class DecodeOptions:
     """How to decode one request. Raises UserError for a value out of range.
 
     mode:           "ar" one token a forward. "window" trusts candidates whose score passes. "verify" checks them and
-                    gives exactly what "ar" gives. "block" is "window" over the paper's block cache, "recompute"
+                    gives exactly what "ar" gives, as do "lookup" (drafts from the text so far) and "jacobi" (guesses
+                    corrected until they agree). "block" is "window" over the paper's block cache, "recompute"
                     without a cache.
     tau:            threshold of the score in window, block and recompute: at least it for `probability` and `margin`
                     (1 or more: exactly one token a forward), at most it, in nats, for `entropy`.
     gate_first:     whether an unsure first token ends a run.
     window:         placeholders a forward (W).
     cache_block:    tokens of a cache block in mode "block".
-    draft:          drafts a forward (K) in mode "verify".
-    layout:         "chain" puts placeholders after the last draft, "tree" after every possible stop.
+    draft:          drafts a forward (K) in the exact modes.
+    layout:         in mode "verify", "chain" puts placeholders after the last draft, "tree" after every possible stop.
     max_new_tokens: most tokens returned, end token included.
+    min_new_tokens: no end token and no stop string before so many tokens.
+    stop:           texts that end the answer; it is cut before the first that is completed.
+    temperature:    0 takes the likeliest token; otherwise tokens are drawn, after `top_k` (0: all), `top_p` (1: all)
+                    and `min_p` (0: all) in this order. Scores are those of the untempered distribution.
+    seed:           of the draws; None draws one. A row's draws depend on nothing but its own seed and text.
+    repetition_penalty: divides positive, multiplies negative logits of tokens in prompt and output.
+    presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once, and for each occurrence.
+    logit_bias:     token id to a number that is added to its logit.
     """
 
     mode: str = "window"
@@ -37,27 +46,67 @@ class DecodeOptions:
     draft: int = 3
     layout: str = "tree"
     max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self):
-        _one_of("mode", self.mode, MODES)
-        _one_of("score", self.score, SCORES)
-        _one_of("layout", self.layout, LAYOUTS)
-        _at_least("tau", self.tau, 0)
+        for name, allowed in (("mode", MODES), ("score", SCORES), ("layout", LAYOUTS)):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(allowed)}")
         for name in ("window", "draft", "cache_block", "max_new_tokens"):
-            _at_least(name, getattr(self, name), 1)
+            _number(name, getattr(self, name), int, least=1)
+        for name in ("min_new_tokens", "top_k"):
+            _number(name, getattr(self, name), int, least=0)
+        for name in ("tau", "temperature"):
+            _number(name, getattr(self, name), float, least=0)
+        for name in ("top_p", "min_p"):
+            _number(name, getattr(self, name), float, least=0, most=1)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _number(name, getattr(self, name), float, least=-100, most=100)
+        _number("repetition_penalty", self.repetition_penalty, float, least=0.01)
+        if self.seed is not None:
+            _number("seed", self.seed, int, least=0, most=2**32 - 1)
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise UserError(f"stop={self.stop!r}: expected a list of texts, none of them empty")
+        object.__setattr__(self, "stop", tuple(self.stop))
+
+    @property
+    def exact(self) -> bool:
+        return self.mode in EXACT_MODES
+
+    @property
+    def width(self) -> int:
+        """Placeholders or drafts in use."""
+        return {"ar": 0}.get(self.mode, self.draft if self.exact else self.window)
+
+    @property
+    def sampled(self) -> bool:
+        return self.temperature > 0
+
+    @property
+    def adjusted(self) -> bool:
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return bool(self.min_new_tokens or self.logit_bias) or penalties != (1.0, 0.0, 0.0)
 
 
 OPTION_NAMES = tuple(f.name for f in fields(DecodeOptions))
 
 
-def _one_of(name, value, allowed):
-    if value not in allowed:
-        raise UserError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
-
-
-def _at_least(name, value, least):
-    if not isinstance(value, int | float) or not value >= least:
-        raise UserError(f"{name}={value!r}: expected a number of at least {least}")
+def _number(name: str, value, kind: type, least: float, most: float = float("inf")):
+    fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if not fits or not least <= value <= most:
+        what = "an integer" if kind is int else "a number"
+        limits = f"from {least} to {most}" if most < float("inf") else f"of at least {least}"
+        raise UserError(f"{name}={value!r}: expected {what} {limits}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +118,7 @@ class Request:
 
     def __post_init__(self):
         if not self.token_ids:
-            raise UserError("a prompt has no tokens: decoding needs at least one to start from")
+            raise UserError("the prompt has no tokens: decoding needs at least one to start from")
 
 
 @dataclass(frozen=True)
@@ -77,9 +126,9 @@ class Generation:
     """One request's result.
 
     token_ids:     what was generated, the end token included.
-    text:          the tokens as text, special tokens left out.
+    text:          the tokens as text, special tokens left out, cut before a stop string.
     accepted:      tokens committed by each decoding forward; prefill is not counted.
-    finish_reason: "stop" after an end token, else "length".
+    finish_reason: "stop" after an end token or a stop string, else "length".
     """
 
     token_ids: list[int]
@@ -96,8 +145,3 @@ class Generation:
     @property
     def tokens_per_forward(self) -> float:
         return len(self.token_ids) / len(self.accepted)
-
-
-def run_lengths(forward_X: np.ndarray) -> list[int]:
-    """Run lengths from the number of the forward that committed each token."""
-    return np.bincount(forward_X).tolist()

@@ -5,22 +5,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mars_jax.decoding.drafts import Drafts
+from mars_jax.decoding.plan import Plan
+
 RUNNING, STOP, LENGTH = range(3)
 FINISH_REASONS = (None, "stop", "length")
+# The logit of an id that may not be emitted. Finite, so that differences never make NaN.
+NEVER = -1e30
 
 
 class DecodeState(NamedTuple):
     """All rows of a batch. N is the capacity: the most tokens, prompt and output, that a row can hold.
 
-    cache:      keys and values, whatever the network made; slots are written in place.
-    tokens:     int32 `[B, N]`, committed tokens; entries at or past `length` mean nothing.
-    forward:    int32 `[B, N]`, the forward (from 0) that committed each token; -1 for the prompt.
-    length:     int32 `[B]`, committed tokens.
-    cursor:     int32 `[B]`, slots that hold keys and values of committed tokens; what lies at or past it is never seen.
-    drafts:     int32 `[B, K]`, unchecked candidates for the tokens from `length` on.
-    num_drafts: int32 `[B]`, how many of them there are.
-    forwards:   int32 `[B]`, decoding forwards that committed tokens.
-    finish:     int32 `[B]`, RUNNING, STOP or LENGTH.
+    cache:    keys and values, whatever the network made; slots are written in place.
+    tokens:   int32 `[B, N]`, committed tokens; entries at or past `length` mean nothing.
+    forward:  int32 `[B, N]`, the forward (from 0) that committed each token; -1 for the prompt.
+    length:   int32 `[B]`, committed tokens.
+    cursor:   int32 `[B]`, slots that hold keys and values of committed tokens; what lies at or past it is never seen.
+    drafts:   candidates for the tokens from `length` on.
+    forwards: int32 `[B]`, decoding forwards that committed tokens.
+    finish:   int32 `[B]`, RUNNING, STOP or LENGTH.
     """
 
     cache: Any
@@ -28,8 +32,7 @@ class DecodeState(NamedTuple):
     forward: jax.Array
     length: jax.Array
     cursor: jax.Array
-    drafts: jax.Array
-    num_drafts: jax.Array
+    drafts: Drafts
     forwards: jax.Array
     finish: jax.Array
 
@@ -43,20 +46,20 @@ class DecodeState(NamedTuple):
         return self.length - self.cursor
 
 
-def empty_state(cache, batch: int, capacity: int, drafts: int) -> DecodeState:
+def empty_state(plan: Plan, cache, batch: int, capacity: int, vocab_size: int) -> DecodeState:
     """A batch of rows that are all finished: free slots."""
 
     def zeros():  # every field its own buffer, for the state is donated
         return jnp.zeros(batch, jnp.int32)
 
+    q = jnp.zeros((batch, plan.drafts, vocab_size)) if plan.sampled and plan.masks and plan.drafts else None
     return DecodeState(
         cache=cache,
         tokens=jnp.zeros((batch, capacity), jnp.int32),
         forward=jnp.full((batch, capacity), -1, jnp.int32),
         length=zeros(),
         cursor=zeros(),
-        drafts=jnp.zeros((batch, drafts), jnp.int32),
-        num_drafts=zeros(),
+        drafts=Drafts(jnp.zeros((batch, plan.drafts), jnp.int32), zeros(), q),
         forwards=zeros(),
         finish=jnp.full(batch, LENGTH, jnp.int32),
     )

@@ -1,35 +1,54 @@
-"""One decoding step: forward, confirm drafts, choose, trust or keep new candidates, cut, commit."""
+"""One decoding step: forward, check drafts, choose, trust or keep candidates, cut, commit. All modes are this one."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from mars_jax.decoding import drafts as sources
 from mars_jax.decoding.acceptance import cut, finish, leading, passes
+from mars_jax.decoding.choice import Ahead, Checked, at, check, look_ahead
+from mars_jax.decoding.drafts import Drafts
 from mars_jax.decoding.layout import step_layout
 from mars_jax.decoding.network import Network
+from mars_jax.decoding.penalties import committed
 from mars_jax.decoding.plan import Plan
+from mars_jax.decoding.sampling import Purpose, uniforms
 from mars_jax.decoding.settings import Settings, Vocabulary
-from mars_jax.decoding.state import DecodeState
-
-# Finite, so that softmax differences never make NaN.
-NEVER = -1e30
+from mars_jax.decoding.state import NEVER, DecodeState
 
 
-class Proposals(NamedTuple):
+def step(
+    network: Network, plan: Plan, params, vocabulary: Vocabulary, settings: Settings, state: DecodeState
+) -> DecodeState:
+    """Advance every running row by one forward."""
+    offered, kv = _forward(network, plan, params, vocabulary, settings, state)
+    context = committed(state, vocabulary.emit.shape[0]) if plan.adjusted else None
+    checked = check(plan, settings, state, offered.next, context)
+
+    # The placeholders right after the last confirmed token; a chain has them only where every draft stood.
+    group_B = checked.confirmed if plan.branched else jnp.zeros_like(checked.confirmed)
+    at_hand_B = plan.branched | (checked.confirmed == state.drafts.count)
+    at_hand_B = jnp.where(at_hand_B, jnp.minimum(settings.width, plan.masks), 0)
+    ahead = look_ahead(plan, settings, state, at(offered.ahead, group_B), checked, context)
+
+    trusted_B = _trusted(settings, at_hand_B, checked, ahead)
+    run_BM = _assemble(plan, state.drafts.tokens, checked, ahead)
+    state = _commit(network, plan, settings, state, kv, run_BM, checked.confirmed, trusted_B)
+    if plan.drafts:
+        state = state._replace(drafts=_next_drafts(plan, settings, state, checked, ahead, at_hand_B))
+    return state
+
+
+class Offered(NamedTuple):
     """Logits of one forward. next: `[B, X, V]` after the root and each draft. ahead: `[B, S, W, V]` of placeholders."""
 
     next: jax.Array
     ahead: jax.Array
 
 
-def _at(array_BX: jax.Array, index_B: jax.Array) -> jax.Array:
-    """`array[b, index[b]]` for arrays `[B, X, ...]`."""
-    return jnp.take_along_axis(array_BX, index_B.reshape(-1, *[1] * (array_BX.ndim - 1)), axis=1)[:, 0]
-
-
-def _propose(network: Network, plan: Plan, params, vocabulary: Vocabulary, settings, state):
-    """Forward the step's tokens; logits only where they are needed. Returns `(proposals, kv)`."""
+def _forward(network: Network, plan: Plan, params, vocabulary: Vocabulary, settings, state):
+    """Forward the step's tokens; logits only where they are needed. Returns `(offered, kv)`."""
     layout = step_layout(plan, vocabulary, settings, state)
     cache = None if plan.cache == "recompute" else state.cache
     hidden_BTD, kv = network.forward(params, layout.tokens, layout.visibility, cache, state.cursor)
@@ -39,29 +58,45 @@ def _propose(network: Network, plan: Plan, params, vocabulary: Vocabulary, setti
     logits = network.logits(params, jnp.concatenate([next_BXD, hidden_BTD[:, plan.real :]], axis=1))
     logits = jnp.where(vocabulary.emit[None, None], logits, NEVER)
     ahead = logits[:, plan.drafts + 1 :].reshape(batch, plan.stops, plan.masks, logits.shape[-1])
-    return Proposals(logits[:, : plan.drafts + 1], ahead), kv
+    return Offered(logits[:, : plan.drafts + 1], ahead), kv
 
 
-def _assemble(plan: Plan, drafts_BK, confirmed_B, first_B, candidates_BW) -> jax.Array:
+def _trusted(settings: Settings, at_hand_B: jax.Array, checked: Checked, ahead: Ahead) -> jax.Array:
+    """How many candidates are taken on their score alone."""
+    first_B1V = at(checked.logits, checked.confirmed)[:, None]
+    logits_BXV = jnp.concatenate([first_B1V, ahead.logits], axis=1)
+    tokens_BX = jnp.concatenate([checked.first[:, None], ahead.tokens], axis=1)
+    passes_BX = passes(logits_BXV, tokens_BX, settings)
+    at_hand_BW = jnp.arange(ahead.tokens.shape[1])[None] < at_hand_B[:, None]
+    trusted_B = leading(passes_BX[:, 1:] & at_hand_BW)
+    gated_B = settings.exact | (settings.gate_first & ~passes_BX[:, 0])
+    return jnp.where(gated_B, 0, trusted_B)
+
+
+def _assemble(plan: Plan, drafts_BK: jax.Array, checked: Checked, ahead: Ahead) -> jax.Array:
     """Runs `[B, M]`: confirmed drafts, the first new token, candidates."""
-    batch = first_B.shape[0]
+    batch = drafts_BK.shape[0]
     index_BM = jnp.broadcast_to(jnp.arange(plan.run), (batch, plan.run))
-    after_BM = index_BM - confirmed_B[:, None]
-    run_BM = jnp.broadcast_to(first_B[:, None], (batch, plan.run))
+    after_BM = index_BM - checked.confirmed[:, None]
+    run_BM = jnp.broadcast_to(checked.first[:, None], (batch, plan.run))
     if plan.drafts:
         run_BM = jnp.where(after_BM < 0, jnp.take_along_axis(drafts_BK, index_BM, axis=1, mode="clip"), run_BM)
     if plan.masks:
-        run_BM = jnp.where(after_BM > 0, jnp.take_along_axis(candidates_BW, after_BM - 1, axis=1, mode="clip"), run_BM)
+        run_BM = jnp.where(after_BM > 0, jnp.take_along_axis(ahead.tokens, after_BM - 1, axis=1, mode="clip"), run_BM)
     return run_BM
 
 
-def _trusted(settings: Settings, offered_B, logits_BXV, tokens_BX) -> jax.Array:
-    """How many candidates are taken on their score alone; `tokens_BX` are the first new token and the candidates."""
-    passes_BX = passes(logits_BXV, tokens_BX, settings)
-    offered_BW = jnp.arange(tokens_BX.shape[1] - 1)[None] < offered_B[:, None]
-    trusted_B = leading(passes_BX[:, 1:] & offered_BW)
-    gated_B = settings.exact | (settings.gate_first & ~passes_BX[:, 0])
-    return jnp.where(gated_B, 0, trusted_B)
+def _next_drafts(plan: Plan, settings: Settings, state, checked: Checked, ahead: Ahead, at_hand_B) -> Drafts:
+    """Drafts for the next forward; `state` holds the run already."""
+    if plan.source == "lookup":
+        return sources.lookup(state.tokens, state.length, settings.width, plan.drafts)
+    if plan.source == "jacobi":
+        u_BK = uniforms(settings.sampling.seed, state.forwards, Purpose.GUESS, plan.drafts)
+        guess_BK = sources.guesses(u_BK, state.tokens, state.length)
+        return sources.jacobi(checked.likeliest, checked.confirmed, guess_BK, settings.width)
+    count_B = jnp.where(settings.exact, jnp.minimum(at_hand_B, plan.drafts), 0)
+    q = None if ahead.q is None else ahead.q[:, : plan.drafts]
+    return Drafts(ahead.tokens[:, : plan.drafts], count_B, q)
 
 
 class Stride(NamedTuple):
@@ -85,54 +120,27 @@ def _stride(plan: Plan, settings: Settings, state: DecodeState) -> Stride:
     return Stride(jnp.where(freeze, running_B, awake_B), jnp.minimum(end_B, settings.limit), running_B & freeze)
 
 
-def step(
-    network: Network, plan: Plan, params, vocabulary: Vocabulary, settings: Settings, state: DecodeState
-) -> DecodeState:
-    """Advance every running row by one forward."""
-    proposals, kv = _propose(network, plan, params, vocabulary, settings, state)
-
-    choice_BX = jnp.argmax(proposals.next, axis=-1)
-    exists_BK = jnp.arange(plan.drafts)[None] < state.num_drafts[:, None]
-    confirmed_B = leading(exists_BK & (state.drafts[:, : plan.drafts] == choice_BX[:, : plan.drafts]))
-    first_B = _at(choice_BX, confirmed_B)
-
-    # The placeholders right after the last confirmed token; a chain has them only where every draft stood.
-    group_B = confirmed_B if plan.branched else jnp.zeros_like(confirmed_B)
-    at_hand_B = plan.branched | (confirmed_B == state.num_drafts)
-    offered_B = jnp.where(at_hand_B, jnp.minimum(settings.width, plan.masks), 0)
-    ahead_BWV = _at(proposals.ahead, group_B)
-    candidates_BW = jnp.argmax(ahead_BWV, axis=-1)
-
-    new_logits_BXV = jnp.concatenate([_at(proposals.next, confirmed_B)[:, None], ahead_BWV], axis=1)
-    new_tokens_BX = jnp.concatenate([first_B[:, None], candidates_BW], axis=1)
-    trusted_B = _trusted(settings, offered_B, new_logits_BXV, new_tokens_BX)
-    run_BM = _assemble(plan, state.drafts, confirmed_B, first_B, candidates_BW)
-
-    # Commit, up to the first end.
+def _commit(network: Network, plan: Plan, settings: Settings, state, kv, run_BM, confirmed_B, trusted_B) -> DecodeState:
+    """Append each row's run up to its first end, and keep the keys and values of its tokens that are real."""
     stride = _stride(plan, settings, state)
-    room_B = stride.end - state.length
-    count_B, stopped_B = cut(run_BM, confirmed_B + 1 + trusted_B, room_B, settings.stop)
+    count_B, stopped_B = cut(run_BM, confirmed_B + 1 + trusted_B, stride.end - state.length, settings.stop)
     count_B = jnp.where(stride.moving, count_B, 0)
     length_B = state.length + count_B
-    state = _append(state, run_BM, count_B)
 
-    # Keep the keys and values of real tokens: those that were pending but, in a block, its last; and confirmed drafts.
+    # Those that were pending (but, in a block, the last) and the confirmed drafts.
     kept_B = state.pending - (plan.cache == "block") + confirmed_B
     kept_B = jnp.where(stride.keep, jnp.minimum(kept_B, length_B - state.cursor), 0)
     cache = state.cache
     if plan.cache != "recompute":
-        cache = network.write(cache, jax.tree.map(lambda a: a[:, : plan.real], kv), state.cursor, kept_B)
-
-    drafts = {}
-    if plan.drafts:
-        drafts = {"drafts": candidates_BW, "num_drafts": jnp.where(settings.exact, offered_B, 0)}
-    return state._replace(
+        cache = network.write(
+            cache, jax.tree.map(lambda a: a[:, : plan.real], kv), jnp.arange(kept_B.shape[0]), state.cursor, kept_B
+        )
+    return _append(state, run_BM, count_B)._replace(
         cache=cache,
         length=length_B,
         cursor=state.cursor + kept_B,
         forwards=state.forwards + stride.moving,
         finish=jnp.where(stride.moving, finish(stopped_B, length_B, settings.limit), state.finish),
-        **drafts,
     )
 
 

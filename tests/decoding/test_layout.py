@@ -5,6 +5,7 @@ import numpy as np
 from helpers.decoding import settings
 
 from mars_jax.decoding import plan as plans
+from mars_jax.decoding.drafts import Drafts
 from mars_jax.decoding.layout import step_layout
 from mars_jax.decoding.settings import Vocabulary
 from mars_jax.decoding.state import RUNNING, empty_state
@@ -16,13 +17,14 @@ VOCABULARY = Vocabulary(jnp.ones(10, bool), jnp.int32(M))
 
 def layout(plan, *, length, cursor, drafts=()):
     """The layout of one row that holds the tokens 1 … length, and its masks over 6 cache slots and its own tokens."""
-    state = empty_state((), 1, 8, plan.drafts)
+    state = empty_state(plan, (), 1, 8, 10)
     state = state._replace(
         tokens=jnp.arange(1, 9)[None],
         length=jnp.array([length]),
         cursor=jnp.array([cursor]),
-        drafts=jnp.array([[*drafts, *[0] * (plan.drafts - len(drafts))]], jnp.int32),
-        num_drafts=jnp.array([len(drafts)]),
+        drafts=Drafts(
+            jnp.array([[*drafts, *[0] * (plan.drafts - len(drafts))]], jnp.int32), jnp.array([len(drafts)]), None
+        ),
         finish=jnp.array([RUNNING]),
     )
     found = step_layout(plan, VOCABULARY, settings(plan, [[1]], 8), state)

@@ -6,15 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mars_jax.decoding.loop import decode, prefill, start
-from mars_jax.decoding.settings import SCORES, Settings, Vocabulary
+from mars_jax.decoding import loop
+from mars_jax.decoding.loop import insert, prefill
+from mars_jax.decoding.settings import SCORES, Adjustment, Sampling, Settings, Vocabulary
 from mars_jax.decoding.state import FINISH_REASONS, empty_state
 
-MANY = jnp.int32(10_000)
+MANY = 10_000
 
 
-def rows(network, params, plan, prompts, capacity: int):
-    """A state whose rows hold these prompts, prefilled up to their last tokens."""
+def prefilled(network, weights, cache, tokens_BT, count_B, start: int = 0):
+    """The cache with these rows' next tokens, `count` of them from slot `start` on."""
+    rows = np.arange(len(tokens_BT), dtype=np.int32)
+    return prefill(network, weights, cache, rows, np.asarray(tokens_BT), np.full_like(rows, start), np.asarray(count_B))
+
+
+def rows(network, weights, plan, prompts, capacity: int, vocab_size: int = 1, **options):
+    """A state and settings whose rows hold these prompts, prefilled up to their last tokens."""
     length = np.array([len(p) for p in prompts], np.int32)
     tokens = np.zeros((len(prompts), capacity), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
@@ -22,32 +29,58 @@ def rows(network, params, plan, prompts, capacity: int):
     cache, cursor = None, np.zeros_like(length)
     if plan.cache != "recompute":
         cursor = length - 1
-        cache = network.init_cache(len(prompts), capacity)
-        cache = prefill(network, params, cache, tokens, np.zeros_like(length), cursor)
-    state = empty_state(cache, len(prompts), capacity, plan.drafts)
-    return start(state, *map(jnp.array, (tokens, length, cursor, np.ones_like(length, bool))))
+        cache = prefilled(network, weights, network.init_cache(len(prompts), capacity), tokens, cursor)
+    state = empty_state(plan, cache, len(prompts), capacity, vocab_size)
+    own = settings(plan, prompts, capacity, **options)
+    given = jax.tree.map(jnp.zeros_like, own)
+    for i in range(len(prompts)):
+        row_settings = jax.tree.map(lambda a, i=i: a[i], own)
+        state, given = insert(plan, state, given, i, tokens[i], length[i], cursor[i], row_settings)
+    return state, given
 
 
 def settings(plan, prompts, capacity, stop=(), **changes) -> Settings:
     """The same settings for all rows unless a value is a list."""
     batch = len(prompts)
-    values = {
-        "width": plan.masks,
-        "exact": plan.drafts > 0,
-        "tau": 0.9,
-        "score": "probability",
-        "gate_first": False,
-        "max_new_tokens": capacity,
-    } | changes
+    dtypes = {
+        "width": np.int32, "exact": bool, "tau": np.float32, "score": np.int32, "gate_first": bool,
+        "max_new_tokens": np.int32, "temperature": np.float32, "top_k": np.int32, "top_p": np.float32,
+        "min_p": np.float32, "seed": np.uint32, "repetition": np.float32, "presence": np.float32,
+        "frequency": np.float32, "min_new_tokens": np.int32,
+    }  # fmt: skip
+    defaults = {
+        "width": max(plan.masks, plan.drafts), "exact": plan.drafts > 0, "tau": 0.9, "score": "probability",
+        "gate_first": False, "max_new_tokens": capacity, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+        "seed": 0, "repetition": 1.0, "presence": 0.0, "frequency": 0.0, "min_new_tokens": 0,
+    }  # fmt: skip
+    bias = changes.pop("bias", {})
+    values = defaults | changes
     values["score"] = SCORES.index(values["score"])
-    rows = {k: np.array(v if isinstance(v, list) else [v] * batch) for k, v in values.items()}
-    new = rows.pop("max_new_tokens")
-    dtypes = {"width": np.int32, "exact": bool, "tau": np.float32, "score": np.int32, "gate_first": bool}
+    columns = {
+        name: jnp.array(np.broadcast_to(np.array(value, dtypes[name]), (batch,))) for name, value in values.items()
+    }
+    length = jnp.array([len(p) for p in prompts], jnp.int32)
+
+    def repeated(row, dtype):
+        return jnp.array([list(row)] * batch, dtype)
+
     return Settings(
-        **{k: jnp.array(v.astype(dtypes[k])) for k, v in rows.items()},
-        limit=jnp.array(np.minimum(np.array([len(p) for p in prompts]) + new, capacity), jnp.int32),
-        stop=jnp.array([list(stop) or [-1]] * batch, jnp.int32),
+        **{name: columns[name] for name in ("width", "exact", "tau", "score", "gate_first")},
+        limit=jnp.minimum(length + columns["max_new_tokens"], capacity),
+        stop=repeated(stop or [-1], jnp.int32),
+        sampling=Sampling(**{name: columns[name] for name in Sampling._fields}),
+        adjustment=Adjustment(
+            **{name: columns[name] for name in ("repetition", "presence", "frequency")},
+            bias_ids=repeated(bias or [-1], jnp.int32),
+            bias=repeated(bias.values() or [0.0], jnp.float32),
+            min_length=length + columns["min_new_tokens"],
+        ),
     )
+
+
+def decode(network, plan, weights, vocabulary, settings, state, steps: int = MANY):
+    """The state after that many steps, or all."""
+    return loop.decode(network, plan, weights, vocabulary, settings, state, np.int32(steps), np.bool_(False))[0]
 
 
 def results(state, prompts) -> list[tuple[list[int], list[int], str | None]]:
@@ -61,11 +94,10 @@ def results(state, prompts) -> list[tuple[list[int], list[int], str | None]]:
     return found
 
 
-def run(network, params, plan, vocabulary, prompts, capacity=128, **options):
+def run(network, weights, plan, vocabulary, prompts, capacity=128, **options):
     """Decode prompts to the end; `results` of every row."""
-    state = rows(network, params, plan, prompts, capacity)
-    state = decode(network, plan, params, vocabulary, settings(plan, prompts, capacity, **options), state, MANY)
-    return results(state, prompts)
+    state, given = rows(network, weights, plan, prompts, capacity, len(vocabulary.emit), **options)
+    return results(decode(network, plan, weights, vocabulary, given, state), prompts)
 
 
 @dataclass(frozen=True)
@@ -83,7 +115,7 @@ class ScriptedNetwork:
         hidden = [visibility.position, visibility.group, visibility.limit, visibility.order]
         return jnp.stack(hidden, axis=-1), ()
 
-    def write(self, cache, kv, cursor_B, count_B):
+    def write(self, cache, kv, row_B, cursor_B, count_B):
         return cache
 
     def logits(self, params, hidden):

@@ -1,0 +1,46 @@
+"""Which requests can share a batch, and the step shape that serves them all."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mars_jax.decoding import plan as plans
+from mars_jax.decoding.plan import Plan
+from mars_jax.decoding.requests import DecodeOptions
+
+CURSOR_MODES = ("ar", "window", "verify")
+
+
+def shares_steps_with(options: DecodeOptions):
+    """Requests with equal keys share a batch. Modes over cursors with drafts from placeholders all do."""
+    if options.mode in CURSOR_MODES:
+        return "cursors"
+    return options.mode, options.width, options.cache_block if options.mode == "block" else None
+
+
+def plan_of(options: Sequence[DecodeOptions], capacity: int) -> Plan:
+    """The step shape for requests of one batch."""
+    one = options[0]
+    match one.mode:
+        case "lookup":
+            plan = plans.lookup(one.draft)
+        case "jacobi":
+            plan = plans.jacobi(one.draft)
+        case "block":
+            plan = plans.block(one.cache_block, one.window)
+        case "recompute":
+            plan = plans.recompute(capacity, one.window)
+        case _:
+            plan = _cursor_plan(options)
+    return replace(plan, sampled=any(o.sampled for o in options), adjusted=any(o.adjusted for o in options))
+
+
+def _cursor_plan(options: Sequence[DecodeOptions]) -> Plan:
+    """Wide enough for every row: a row uses what its own width says."""
+    width = max(o.width for o in options)
+    checked = [o for o in options if o.exact]
+    return Plan(
+        real=width + 1,
+        drafts=max((o.draft for o in checked), default=0),
+        masks=width,
+        branched=any(o.layout == "tree" for o in checked),
+    )
