@@ -83,6 +83,18 @@ def test_every_row_of_the_paper_has_a_config_on_the_page():
     assert len(named) == 11
 
 
+def test_the_chip_hours_follow_from_their_row():
+    page = (ROOT / "docs/reproduce.md").read_text()
+    row = r"^\| `(\w+\.yaml)` \| \S+, (\d+) chips \|.*\| ([\d.]+) s \| (\d+) \| ([\d.]+) \| (\d+) \|$"
+    rows = re.findall(row, page, re.M)
+    assert rows
+    for name, chips, seconds, steps, hours, chip_hours in rows:
+        epochs = load_config(ROOT / "configs/paper" / name).train.epochs
+        assert int(steps) == epochs * (2_000_000 // 384)
+        assert float(hours) == pytest.approx(int(steps) * float(seconds) / 3600, abs=0.1)
+        assert int(chip_hours) == pytest.approx(float(hours) * int(chips), rel=0.01)
+
+
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_the_configs_are_the_papers_recipe(path):
     cfg = load_config(path)
