@@ -1,8 +1,10 @@
 # Running on every host of a TPU slice over SSH; sourced by the roads that have no scheduler (tpu_vm/, gce/).
 #
 # The sourcing script defines `on_all COMMAND`, which runs COMMAND on all hosts of the slice and fails if one does,
-# and `copy_to_all FILE`, which places FILE in every home directory.
+# and `copy_to_all FILE`, which places FILE in every home directory. For `up` also `create`, `wait_ready` and `delete`;
+# `lost`: whether a failure was a preemption after all; `make_way`: what must go before `create` can follow one.
 # shellcheck shell=bash
+# shellcheck disable=SC2154  # keep and max_failures are options of the sourcing script
 
 # The trainer is a systemd unit there: it outlives the SSH session, and gets SIGTERM, with time to save, when the
 # machine is preempted or shut down. libtpu locks memory, of which services may have little by default.
@@ -72,3 +74,47 @@ follow_workers() {
 }
 
 last_logs() { on_all "journalctl --unit=$UNIT --no-pager --output=cat --lines=${1:-200}"; }
+
+run_workers() {
+  check_train_args
+  check_committed_config
+  check_durable_output
+  start_workers
+  follow_workers
+}
+
+# From nothing to the end of the run on one slice, however it ends.
+one_life() {
+  create && wait_ready && setup_hosts && start_workers || return 1
+  follow_workers
+}
+
+# Lives of the run until one ends by itself; `max_failures` of them may crash.
+up() {
+  local failures=0 code
+  check_train_args
+  check_committed_config
+  check_durable_output
+  ((keep)) || trap delete EXIT # a slice left behind costs money
+  while true; do
+    code=0
+    one_life || code=$?
+    case $code in
+      0) log "done" && return ;;
+      2) last_logs 20 >&2 || true && return 2 ;;
+    esac
+    if [[ $code == "$EXIT_STOPPED" ]] || lost; then
+      log "preempted; starting again"
+      make_way || return
+    else
+      failures=$((failures + 1))
+      if ((failures > max_failures)); then
+        last_logs 50 >&2 || true
+        log "gave up after $failures failures"
+        return 1
+      fi
+      log "failed, $failures of $max_failures; starting again"
+    fi
+    sleep "$POLL"
+  done
+}

@@ -150,15 +150,7 @@ running() {
   (($(grep -cx RUNNING <<<"$states") == HOSTS))
 }
 
-wait_running() { run "${group[@]}" wait-until "$name" "${in_zone[@]}" --stable --timeout=3600; }
-
-run_workers() {
-  check_train_args
-  check_committed_config
-  check_durable_output
-  start_workers
-  follow_workers
-}
+wait_ready() { run "${group[@]}" wait-until "$name" "${in_zone[@]}" --stable --timeout=3600; }
 
 delete_group() {
   if ((DRY_RUN)) || exists "instance-groups managed" "${in_project[@]}"; then
@@ -176,45 +168,14 @@ delete() {
   fi
 }
 
-# From nothing to the end of the run on one slice, however it ends.
-one_life() {
-  create && wait_running && setup_hosts && start_workers || return 1
-  follow_workers
-}
-
-up() {
-  local failures=0 code
-  check_train_args
-  check_committed_config
-  check_durable_output
-  ((keep)) || trap delete EXIT # a slice left behind costs money
-  while true; do
-    code=0
-    one_life || code=$?
-    case $code in
-      0) log "done" && return ;;
-      2) last_logs 20 >&2 || true && return 2 ;;
-    esac
-    if [[ $code == "$EXIT_STOPPED" ]]; then
-      log "preempted; starting again"
-      running || delete_group || return
-    else
-      failures=$((failures + 1))
-      if ((failures > max_failures)); then
-        last_logs 50 >&2 || true
-        log "gave up after $failures failures"
-        return 1
-      fi
-      log "failed, $failures of $max_failures; starting again"
-    fi
-    sleep "$POLL"
-  done
-}
+# A group of Spot instances does not come back by itself, nor without those that were preempted.
+lost() { false; } # hosts that no longer answer have been noticed by then
+make_way() { running || delete_group; }
 
 case $command in
   up) up ;;
   create) create ;;
-  wait) wait_running ;;
+  wait) wait_ready ;;
   setup) setup_hosts ;;
   run) run_workers ;;
   status)

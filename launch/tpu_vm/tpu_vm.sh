@@ -116,7 +116,7 @@ create() {
     ${subnetwork:+--subnetwork="$subnetwork"}
 }
 
-wait_active() {
+wait_ready() {
   local state
   if ((DRY_RUN)); then
     quoted gcloud compute tpus queued-resources describe "$name" "${where[@]}" --format='value(state.state)'
@@ -136,14 +136,6 @@ wait_active() {
   done
 }
 
-run_workers() {
-  check_train_args
-  check_committed_config
-  check_durable_output
-  start_workers
-  follow_workers
-}
-
 delete() {
   local state
   state=$(slice_state) || return
@@ -154,44 +146,14 @@ delete() {
   run gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet
 }
 
-# From nothing to the end of the run on one slice, however it ends.
-one_life() {
-  create && wait_active && setup_hosts && start_workers || return 1
-  follow_workers
-}
-
-up() {
-  local failures=0 code
-  check_train_args
-  check_committed_config
-  check_durable_output
-  ((keep)) || trap delete EXIT # a slice left behind costs money
-  while true; do
-    code=0
-    one_life || code=$?
-    case $code in
-      0) log "done" && return ;;
-      2) last_logs 20 >&2 || true && return 2 ;;
-    esac
-    if [[ $code == "$EXIT_STOPPED" || $(slice_state) == SUSPEND* ]]; then
-      log "preempted; starting again"
-    else
-      failures=$((failures + 1))
-      if ((failures > max_failures)); then
-        last_logs 50 >&2 || true
-        log "gave up after $failures failures"
-        return 1
-      fi
-      log "failed, $failures of $max_failures; starting again"
-    fi
-    sleep "$POLL"
-  done
-}
+# A preempted request stays, SUSPENDED; `create` replaces it.
+lost() { [[ $(slice_state) == SUSPEND* ]]; }
+make_way() { :; }
 
 case $command in
   up) up ;;
   create) create ;;
-  wait) wait_active ;;
+  wait) wait_ready ;;
   setup) setup_hosts ;;
   run) run_workers ;;
   status)
