@@ -32,7 +32,6 @@ def test_comparison_counts_what_was_decoded(compared):
     assert ar.tokens_per_forward == 1 and ar.same_as_ar == 1
     assert exact.same_as_ar == 1 and exact.tokens_per_forward > 1.3
     assert window.tokens_per_forward > 1.5
-    assert ar.right_answers > 0.5
 
 
 def test_ending_names_every_result(compared, tmp_path, capsys):
