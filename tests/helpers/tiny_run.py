@@ -23,7 +23,7 @@ def tiny_tree(folder: Path, **sections) -> dict:
         "model": {"scratch": SCRATCH},
         "data": {"path": "synthetic", "max_rows": 200, "eval_rows": 16},
         "objective": {"recipe": "mars", "row_length": 64, "logits_chunk": 64, "attention": "dense"},
-        "optimizer": {"learning_rate": 3e-3},
+        "optimizer": {"learning_rate": 1e-2},
         "train": {"steps": 12, "global_batch": 8, "save_every": 5, "keep": 10},
         "logging": {"tensorboard": False},
     }
@@ -56,9 +56,15 @@ def saved_state(folder: Path, step: int) -> dict:
     import numpy as np
     import orbax.checkpoint as ocp
 
-    names = ("params", "opt_state", "data")
-    with ocp.CheckpointManager((folder / "checkpoints").absolute(), item_names=names) as manager:
-        restore = ocp.args.Composite(
-            params=ocp.args.StandardRestore(), opt_state=ocp.args.StandardRestore(), data=ocp.args.JsonRestore()
+    place = (folder / "checkpoints" / str(step)).absolute()
+    reader = ocp.PyTreeCheckpointer()
+
+    def arrays(item):
+        """Read without the devices that wrote them."""
+        as_numpy = jax.tree.map(
+            lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(place / item).item_metadata.tree
         )
-        return jax.tree.map(np.asarray, dict(manager.restore(step, args=restore).items()))
+        return reader.restore(place / item, restore_args=as_numpy)
+
+    position = json.loads((place / "data" / "metadata").read_text())
+    return {"params": arrays("params"), "opt_state": arrays("opt_state"), "data": position}

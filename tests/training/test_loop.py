@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.tiny_run import learning_curve, logged, saved_state, tiny_run
 
+from mars_jax.data.pipeline import Pipeline
 from mars_jax.errors import UserError
 from mars_jax.training import loop
 from mars_jax.training.metrics import MetricsLog
@@ -105,21 +106,34 @@ def test_refuses_a_used_folder_when_told_not_to_resume(uninterrupted):
         loop.train(tiny_run(uninterrupted, train={"resume": False}))
 
 
-def test_stops_at_the_first_step_that_is_not_finite(tmp_path):
-    cfg = tiny_run(tmp_path / "run", optimizer={"learning_rate": 1e30}, schedule={"warmup_ratio": 0.0})
+@pytest.fixture
+def bad_batches(monkeypatch):
+    """Put a NaN into the weights of batches 1 and 3."""
+    batch = Pipeline.batch
+
+    def sometimes_bad(self, number):
+        good = batch(self, number)
+        if number in (1, 3):
+            good.weight_ar[0, 0, 0] = np.nan
+        return good
+
+    monkeypatch.setattr(Pipeline, "batch", sometimes_bad)
+
+
+def test_stops_at_the_first_step_that_is_not_finite(tmp_path, bad_batches):
     with pytest.raises(loop.NonFiniteError, match=r"step 2: loss nan.* batch 1, rows 8 to 15 in shuffled order"):
-        loop.train(cfg)
+        loop.train(tiny_run(tmp_path / "run"))
     kept = np.load(tmp_path / "run" / "nonfinite_step_2_process_0.npz")
-    assert kept["tokens"].shape == (1, 8, 64 + 48)
+    assert kept["tokens"].shape == (1, 8, 64 + 48) and np.isnan(kept["weight_ar"]).sum() == 1
 
 
-def test_skips_and_counts_steps_that_are_not_finite(tmp_path):
-    sections = {"optimizer": {"learning_rate": 1e30}, "schedule": {"warmup_ratio": 0.0}}
-    train = {"nonfinite": "skip", "steps": 4}
-    loop.train(tiny_run(tmp_path / "run", train=train, **sections))
-    assert [line["skipped_steps"] for line in logged(tmp_path / "run")] == [0, 1, 2, 3]
-    loop.train(tiny_run(tmp_path / "run", train=train | {"steps": 5}, **sections))
-    assert logged(tmp_path / "run")[-1]["skipped_steps"] == 4  # counted over continuations
+def test_skips_and_counts_steps_that_are_not_finite(tmp_path, bad_batches):
+    train = {"nonfinite": "skip", "steps": 3}
+    loop.train(tiny_run(tmp_path / "run", train=train))
+    loop.train(tiny_run(tmp_path / "run", train=train | {"steps": 5}))
+    lines = logged(tmp_path / "run")
+    assert [line["skipped_steps"] for line in lines] == [0, 1, 1, 2, 2]  # counted over continuations
+    assert [line["loss"] == "nan" for line in lines] == [False, True, False, True, False]
 
 
 def _source(cfg):
