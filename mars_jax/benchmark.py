@@ -1,6 +1,7 @@
 """`python -m mars_jax.benchmark`: speed and cost, side by side in one run."""
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -48,13 +49,16 @@ def _add_decode(kinds) -> None:
     decode.add_argument("--batches", default="1,4,8", metavar="B,…", help="slots of the engine; default: %(default)s")
     decode.add_argument(
         "--modes",
-        default="window,block,verify",
+        default="window,block,verify,lookup,jacobi",
         metavar="M,…",
         help="measured besides ar; default: %(default)s",
     )
     decode.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     decode.add_argument("--window", type=int, default=3, metavar="W", help="placeholders; default: %(default)s")
     decode.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes; default: %(default)s")
+    decode.add_argument(
+        "--context", type=int, default=256, metavar="N", help="tokens before the single steps; default: %(default)s"
+    )
     decode.add_argument(
         "--transformers", metavar="DIR", help="exported folder whose `generate` is timed too; needs torch"
     )
@@ -64,7 +68,7 @@ def _add_decode(kinds) -> None:
 
 
 def decode_command(args: argparse.Namespace) -> None:
-    from mars_jax.benchmarks import decode, decode_report
+    from mars_jax.benchmarks import decode, decode_report, decode_steps
     from mars_jax.decoding.requests import DecodeOptions
     from mars_jax.models.loading import load
 
@@ -78,12 +82,23 @@ def decode_command(args: argparse.Namespace) -> None:
     model = load(args.model)
     prompts = _benchmark_prompts(args, model)
     transformers_folder = Path(args.transformers) if args.transformers else None
+    machine = decode_steps.measure_machine()
+    steps = decode_steps.measure_steps(model, chosen, batches, args.context, args.repeats, machine)
     speeds = decode.measure(model, prompts, chosen, batches, args.repeats, transformers_folder)
-    about = {"model": args.model, "prompts": len(prompts), "max_new_tokens": args.max_new_tokens}
+    about = {
+        "model": args.model,
+        "prompts": len(prompts),
+        "max_new_tokens": args.max_new_tokens,
+        "machine": dataclasses.asdict(machine),
+        "steps": [dataclasses.asdict(s) | {"roofline_share": s.roofline_share} for s in steps],
+    }
     (folder / "decode.json").write_text(decode_report.as_json(speeds, about), encoding="utf-8")
     decode_report.draw(speeds, folder / "decode.png")
-    print(decode_report.as_json(speeds, about) if args.json else decode_report.table(speeds))
-    if args.paper_table and not args.json:
+    if args.json:
+        print(decode_report.as_json(speeds, about))
+        return
+    print(decode_report.table(speeds) + "\n\n" + decode_steps.table(steps, machine))
+    if args.paper_table:
         print("\n" + decode_report.paper_table(speeds))
 
 

@@ -42,6 +42,8 @@ def variants(base: DecodeOptions) -> list[Variant]:
             Variant(f"verify {layout} K={k}", options(mode="verify", layout=layout, draft=k))
             for layout, k in itertools.product(("chain", "tree"), (1, 3))
         ],
+        Variant("lookup K=3", options(mode="lookup", draft=3)),
+        Variant("jacobi K=3", options(mode="jacobi", draft=3)),
         Variant("recompute τ=0.95", options(mode="recompute", tau=0.95)),
     ]
 

@@ -1,0 +1,44 @@
+import pytest
+from helpers import tiny
+
+from mars_jax.benchmarks import decode
+from mars_jax.benchmarks.decode_steps import Machine, measure_steps
+from mars_jax.decoding.requests import DecodeOptions
+from mars_jax.models.loading import load
+
+CONTEXT = 40
+SLOTS = 2
+
+
+@pytest.fixture(scope="module")
+def costs():
+    chosen = [v for v in decode.variants(DecodeOptions()) if v.name in ("ar", "verify tree K=1")]
+    machine = Machine(bytes_per_second=1e9, flops_per_second=1e12)
+    return {c.name: c for c in measure_steps(load(tiny.FOLDER), chosen, [SLOTS], CONTEXT, 1, machine)}
+
+
+def matrix_flops(tokens: int, predictions: int, cached: int) -> int:
+    """Counted by hand from the architecture: two flops a weight and token, and attention over cached and own keys."""
+    c = tiny.CONFIG
+    attention = c.num_heads * c.head_dim
+    weights = c.hidden_size * (2 * attention + 2 * c.num_kv_heads * c.head_dim + 3 * c.intermediate_size)
+    scores_and_mixing = 2 * 2 * tokens * (cached + tokens) * attention
+    return c.num_layers * (2 * weights * tokens + scores_and_mixing) + 2 * predictions * c.hidden_size * c.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "predictions", "cached"),
+    [
+        ("ar", 1, 1, 64),  # the bucket of 40 tokens of context and those of the timed steps
+        ("verify tree K=1", 4, 4, 128),  # root, draft, and a placeholder after each
+    ],
+)
+def test_a_step_multiplies_only_what_it_needs(costs, name, tokens, predictions, cached):
+    assert costs[name].flops == pytest.approx(SLOTS * matrix_flops(tokens, predictions, cached), rel=0.02)
+
+
+def test_bound_is_the_slower_of_reading_and_multiplying(costs):
+    ar = costs["ar"]
+    assert ar.bound == pytest.approx(max(ar.bytes / 1e9, ar.flops / 1e12))
+    assert ar.bytes > 4 * 330_000  # at least the weights, once
+    assert ar.roofline_share == ar.bound / ar.seconds
