@@ -3,11 +3,14 @@
 import argparse
 import dataclasses
 import json
+import logging
 import sys
 from pathlib import Path
 
 from mars_jax import cli
 from mars_jax.errors import UserError
+
+log = logging.getLogger(__name__)
 
 GIB = 2**30
 
@@ -86,39 +89,65 @@ def describe(compiled, chip, topology: str, mesh) -> str:
     return "\n".join(lines)
 
 
-def command(args: argparse.Namespace) -> None:
-    from mars_jax.parallel.topology import topology_devices
+def compile_for(topology: str, args: argparse.Namespace, cfg):
+    """`(Compiled, mesh)` of the step on a slice."""
+    import jax.numpy as jnp
 
-    devices = topology_devices(args.topology)  # before anything starts a backend
-    from mars_jax.config import load_config
-    from mars_jax.decoding import plan as plans
-    from mars_jax.parallel.ahead_of_time import DoesNotFitError, compile_decode_step, compile_train_step
+    from mars_jax.parallel.ahead_of_time import compile_decode_step, compile_train_step
     from mars_jax.parallel.mesh import make_mesh
     from mars_jax.parallel.roofline import chip_of
+    from mars_jax.parallel.topology import topology_devices
     from mars_jax.training.setup import run_mesh
 
-    cfg = load_config(args.config, args.overrides)
-    chip = chip_of(args.topology)
+    devices, chip = topology_devices(topology), chip_of(topology)
     model = read_architecture(cfg, args.architecture)
     if args.step == "train":
         mesh = run_mesh(cfg, devices)
-        compiled = compile_train_step(cfg, model, mesh, chip)
-    else:
-        mesh = make_mesh(devices=devices[:1])
-        plan = plans.window(cfg.objective.block_size - 1)
-        compiled = compile_decode_step(
-            model, plan, devices[0], chip, slots=args.slots, capacity=args.capacity, dtype=cfg.train.dtype
-        )
+        return compile_train_step(cfg, model, mesh, chip), mesh
+    mesh = make_mesh(devices=devices[:1])
+    sizes = {"slots": args.slots, "capacity": args.capacity}
+    window = cfg.objective.block_size - 1
+    return compile_decode_step(model, window, devices[0], chip, dtype=jnp.dtype(cfg.train.dtype), **sizes), mesh
+
+
+def largest_buffers(args: argparse.Namespace, cfg) -> str:
+    """Named by compiling for a larger chip: of a program that does not fit, the compiler says only the sum."""
+    from mars_jax.parallel.ahead_of_time import DoesNotFitError
+    from mars_jax.parallel.topology import topology_devices
+
+    larger = f"v5p:2x2x{max(1, len(topology_devices(args.topology)) // 4)}"
+    log.info("%s is too small; compiling for %s to name the largest buffers", args.topology, larger)
+    try:
+        compiled, _ = compile_for(larger, args, cfg)
+    except DoesNotFitError as error:
+        return f"and on {larger}: {error}"
+    return f"on {larger} it takes {compiled.memory.total / GIB:.2f} GiB; largest buffers:\n" + "\n".join(
+        compiled.largest
+    )
+
+
+def command(args: argparse.Namespace) -> None:
+    from mars_jax.parallel import topology
+
+    topology.keep_quiet()  # before anything starts a backend
+    from mars_jax.config import load_config
+    from mars_jax.parallel.ahead_of_time import DoesNotFitError
+    from mars_jax.parallel.roofline import chip_of
+
+    cfg = load_config(args.config, args.overrides)
+    chip = chip_of(args.topology)
+    try:
+        compiled, mesh = compile_for(args.topology, args, cfg)
+    except DoesNotFitError as error:
+        raise DoesNotFitError(f"{error}\n{largest_buffers(args, cfg)}") from error
     if args.json:
         where = {"topology": args.topology, "mesh": dict(mesh.shape), "hbm_bytes": chip.hbm_bytes}
         print(json.dumps(where | dataclasses.asdict(compiled), indent=2))
     else:
         print(describe(compiled, chip, args.topology, mesh))
     if compiled.memory.total > chip.hbm_bytes:
-        raise DoesNotFitError(
-            f"{compiled.memory.total / GIB:.2f} GiB of a chip's {chip.hbm_bytes / GIB:.0f} are needed; "
-            "largest buffers:\n" + "\n".join(compiled.largest)
-        )
+        needed = f"{compiled.memory.total / GIB:.2f} GiB of a chip's {chip.hbm_bytes / GIB:.0f} are needed"
+        raise DoesNotFitError(f"{needed}; largest buffers:\n" + "\n".join(compiled.largest))
 
 
 if __name__ == "__main__":

@@ -93,9 +93,11 @@ def test_compiles_a_decoding_step_for_one_chip(files):
 @needs_libtpu
 @pytest.mark.slow
 def test_names_the_largest_buffers_of_a_step_that_does_not_fit(files):
-    done = _compile(files, "--topology", "v5e:2x2", "objective.attention=dense", "train.global_batch=4096")
+    """64 rows of 2^18 tokens in bfloat16: keys and values take 4 GiB in each of two layers, four times."""
+    done = _compile(files, "--topology", "v5e:2x2", "--step", "decode", "--slots", "64", "--capacity", str(2**18))
     assert done.returncode == 1, done.stderr
-    assert "GiB" in done.stderr and "largest" in done.stderr
+    assert "Ran out of memory" in done.stderr
+    assert "largest buffers" in done.stderr and "bf16[64,2,64,262144]" in done.stderr
 
 
 @needs_libtpu

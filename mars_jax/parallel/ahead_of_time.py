@@ -1,5 +1,6 @@
 """A step compiled for a TPU slice, and what the compiler says it needs: memory, work, communication."""
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from mars_jax.config import RunConfig
 from mars_jax.data.chat import Chat
 from mars_jax.data.packing import placeholder_budget, placeholder_cost
+from mars_jax.decoding.batch import Batch as DecodeBatch
 from mars_jax.decoding.network import DecoderNetwork
-from mars_jax.decoding.plan import Plan
-from mars_jax.decoding.settings import Settings, Vocabulary
-from mars_jax.decoding.state import empty_state
+from mars_jax.decoding.planning import plan_of
+from mars_jax.decoding.requests import DecodeOptions, Request
+from mars_jax.decoding.settings import Vocabulary
 from mars_jax.decoding.step import step as decoding_step
 from mars_jax.decoding.weights import decode_weights
 from mars_jax.models import blockwise, splash
@@ -31,7 +33,7 @@ MASK_ID = 3  # any id: shapes do not depend on it
 
 
 class DoesNotFitError(Exception):
-    """The compiled program needs more memory than a device has. The message names the largest buffers."""
+    """The compiled program needs more memory than a device has."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,18 @@ def _splash_flops_a_tile(head_dim: int, remat: bool) -> float:
     return products * 2.0 * splash.LANES**2 * head_dim
 
 
+@dataclass(frozen=True)
+class _Engine:
+    """As much of a decoding engine as shapes depend on."""
+
+    network: DecoderNetwork
+    cfg: ModelConfig
+    slots: int
+    stop_ids: tuple[int, ...] = (MASK_ID,)
+
+
 def compile_decode_step(
-    model: ModelConfig, plan: Plan, device, chip: Chip, *, slots: int, capacity: int, dtype
+    model: ModelConfig, window: int, device, chip: Chip, *, slots: int, capacity: int, dtype
 ) -> Compiled:
     """One decoding forward of `slots` rows with room for `capacity` tokens, on one chip: decoding does not span chips.
 
@@ -125,17 +137,23 @@ def compile_decode_step(
     """
     here = SingleDeviceSharding(device)
 
-    def shapes(function, *arguments):
-        made = jax.eval_shape(function, *arguments)
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), made)
+    def placed(shapes):
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), shapes)
 
+    model = dataclasses.replace(model, max_positions=max(capacity, model.max_positions))
     network = DecoderNetwork(model, dtype)
-    weights = shapes(lambda p: decode_weights(p, model, dtype), parameter_shapes(model, dtype))
-    vocabulary = shapes(lambda: Vocabulary(jnp.ones(model.vocab_size, bool), jnp.int32(MASK_ID)))
-    state = shapes(lambda: empty_state(network.init_cache(slots, capacity), slots, capacity, plan.drafts))
-    settings = shapes(lambda: _settings(slots))
+    request = Request((MASK_ID,), DecodeOptions(mode="window", window=window, max_new_tokens=capacity - 1))
+    plan = plan_of([request.options], capacity)
+
+    def make_inputs(params):
+        batch = DecodeBatch(_Engine(network, model, slots), [request])
+        state = batch.state._replace(cache=network.init_cache(slots, capacity))
+        vocabulary = Vocabulary(jnp.ones(model.vocab_size, bool), jnp.int32(MASK_ID))
+        return decode_weights(params, model, dtype), vocabulary, batch.settings, state
+
+    inputs = placed(jax.eval_shape(make_inputs, parameter_shapes(model, dtype)))
     one_forward = jax.jit(decoding_step, static_argnums=(0, 1), donate_argnums=5)
-    program, seconds = _compile(one_forward.lower(network, plan, weights, vocabulary, settings, state))
+    program, seconds = _compile(one_forward.lower(network, plan, *inputs))
 
     width = plan.real + plan.stops * plan.masks
     useful = slots * (
@@ -152,19 +170,6 @@ def compile_decode_step(
         estimate=estimate(counts, 0.0, useful, chip),
         largest=hlo.largest_buffers(text),
         seconds_to_compile=seconds,
-    )
-
-
-def _settings(slots: int) -> Settings:
-    integers, truths = jnp.zeros(slots, jnp.int32), jnp.zeros(slots, bool)
-    return Settings(
-        width=integers,
-        exact=truths,
-        tau=jnp.zeros(slots, jnp.float32),
-        score=integers,
-        gate_first=truths,
-        limit=integers,
-        stop=jnp.zeros((slots, 1), jnp.int32),
     )
 
 
@@ -186,4 +191,4 @@ def _compile(lowered) -> tuple[jax.stages.Compiled, float]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise DoesNotFitError(str(error)) from error
+        raise DoesNotFitError(str(error).splitlines()[0]) from error

@@ -14,6 +14,15 @@ QUIET = {
 }
 
 
+def keep_quiet() -> None:
+    """Let neither libtpu nor jax look for a TPU on this machine; before any backend starts."""
+    for variable, value in QUIET.items():
+        os.environ.setdefault(variable, value)
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # arrays made while compiling live here
+
+
 def topology_devices(name: str) -> list:
     """Descriptions of the chips of a slice such as `v5e:16x16`, to make a mesh of. Needs the `libtpu` package.
 
@@ -21,12 +30,9 @@ def topology_devices(name: str) -> list:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("compiling for TPU needs the libtpu package of the installed jax: pip install 'mars-jax[tpu]'")
-    for variable, value in QUIET.items():
-        os.environ.setdefault(variable, value)
     import jax
     from jax.experimental import topologies
 
-    jax.config.update("jax_platforms", "cpu")  # arrays made while compiling live here
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
     except jax.errors.JaxRuntimeError as error:
