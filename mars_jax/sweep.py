@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     for setting in settings(args.families, args.window):
         selection = select(choices, conditions, strict=True)  # the harness's tasks keep what they were asked
         results, _ = evaluate(make_lm(setting), selection, conditions, label=label, model_path=args.model)
-        write(results, args.output / "points" / setting.name.replace(" ", "-").replace(",", ""))
+        write(results, args.output / "points" / setting.folder)
         points.append(measured(setting, results))
         write_points(points, {"label": label, "tasks": args.tasks, "limit": args.limit}, args.output)
         logger.info("%-20s score %.1f  tokens/forward %.2f  tokens/s %.1f", points[-1].name, points[-1].score,

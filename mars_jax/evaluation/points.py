@@ -31,6 +31,12 @@ class Setting:
     def name(self) -> str:
         return describe_mode(asdict(DecodeOptions(**self.options)))
 
+    @property
+    def folder(self) -> str:
+        """A plain name for its files, such as `probability-0.95` or `tree-3`."""
+        value = self.options.get("tau", self.options.get("draft"))
+        return self.family if value is None else f"{self.family}-{value:g}"
+
 
 def settings(families: Sequence[str], window: int) -> list[Setting]:
     """What to measure, `ar` first. `window` is that of the thresholds' families."""
