@@ -34,6 +34,7 @@ def decoding_picture(
 def _bars(axes, tokens_per_forward: Mapping[str, float]) -> None:
     bars = axes.bar(list(tokens_per_forward), list(tokens_per_forward.values()), color=COLOURS)
     axes.bar_label(bars, fmt="%.2f")
+    axes.margins(y=0.12)
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set_title("tokens per forward")
 
