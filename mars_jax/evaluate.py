@@ -9,7 +9,7 @@ from pathlib import Path
 from mars_jax import cli
 from mars_jax.errors import UserError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mars_jax.evaluate")
 
 EXAMPLE = (
     "python -m mars_jax.evaluate --model runs/quickstart/export --tasks gsm8k_cot --data-dir data --limit 20 "

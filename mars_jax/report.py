@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mars_jax import cli
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mars_jax.report")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from mars_jax import cli
 from mars_jax.errors import UserError
 from mars_jax.evaluate import add_task_arguments, task_names
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mars_jax.sweep")
 
 EXAMPLE = "python -m mars_jax.sweep --model runs/quickstart/export --data-dir data --limit 50 --output runs/sweep"
 

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import logging
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +128,9 @@ def run_tasks(lm, tasks: Sequence[Any], conditions: Conditions) -> dict:
 
 
 def quiet_libraries() -> None:
-    """Keep the harness and its data library from writing progress bars and hints of their own."""
+    """Keep the harness and its data library from writing hints, and bars where there is no terminal. Call it first."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
     import datasets
 
     datasets.disable_progress_bars()

@@ -52,8 +52,10 @@ def own_tasks(data_dir):
 
 
 def compare(folder, *, limit, max_new_tokens, batch_size):
+    import torch
     from lm_eval.models.huggingface import HFLM
 
+    torch.set_num_threads(1)  # small matrices: threads that wait for each other cost more than they give
     data_dir = shared_data()
     conditions = Conditions(limit, max_new_tokens=max_new_tokens, log_samples=True, data_dir=data_dir)
     model = load(folder)
