@@ -13,7 +13,7 @@ SMOLLM2 := SmolLM2-135M-Instruct.Q4_1.gguf
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 14
 
-quickstart: $(VENV)/.installed ## train a small model, make it a MARS model, decode it three ways, export it (about 8 minutes)
+quickstart: $(VENV)/.installed ## train a small model, make it a MARS model, decode it three ways, export it
 	$(BIN)/python -m mars_jax.quickstart
 
 test: $(VENV)/.installed-dev ## the fast tests
