@@ -93,7 +93,9 @@ def add_decode_arguments(parser: argparse.ArgumentParser):
     from mars_jax.decoding.settings import SCORES
 
     options = parser.add_argument_group("decoding")
-    options.add_argument("--mode", choices=MODES, help="window trusts scores, verify is exact (window)")
+    options.add_argument(
+        "--mode", choices=MODES, help="window trusts scores; verify, lookup and jacobi give what ar gives (window)"
+    )
     options.add_argument("--tau", type=float, metavar="F", help="threshold of the score (0.9)")
     options.add_argument("--score", choices=SCORES, help="what is compared with tau (probability)")
     options.add_argument(
@@ -101,9 +103,21 @@ def add_decode_arguments(parser: argparse.ArgumentParser):
     )
     options.add_argument("--window", type=int, metavar="W", help="placeholders a forward (3)")
     options.add_argument("--cache-block", type=int, metavar="N", help="block of mode block (16)")
-    options.add_argument("--draft", type=int, metavar="K", help="drafts a forward in mode verify (3)")
+    options.add_argument("--draft", type=int, metavar="K", help="drafts a forward in the exact modes (3)")
     options.add_argument("--layout", choices=LAYOUTS, help="where verify puts placeholders (tree)")
     options.add_argument("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (256)")
+    options.add_argument("--min-new-tokens", type=int, metavar="N", help="no end before so many tokens (0)")
+    options.add_argument("--stop", nargs="+", metavar="STR", help="texts that end an answer")
+
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, metavar="F", help="0 takes the likeliest token (0)")
+    sampling.add_argument("--top-k", type=int, metavar="N", help="draw among the N likeliest tokens (all)")
+    sampling.add_argument("--top-p", type=float, metavar="F", help="draw among those that reach this mass (1)")
+    sampling.add_argument("--min-p", type=float, metavar="F", help="and are this fraction of the likeliest (0)")
+    sampling.add_argument("--seed", type=int, metavar="N", help="of the draws, the same for each prompt (a new one)")
+    sampling.add_argument("--repetition-penalty", type=float, metavar="F", help="for tokens of prompt and answer (1)")
+    sampling.add_argument("--presence-penalty", type=float, metavar="F", help="for tokens of the answer (0)")
+    sampling.add_argument("--frequency-penalty", type=float, metavar="F", help="for each of their occurrences (0)")
 
 
 def given_options(args: argparse.Namespace) -> dict:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from mars_jax.decoding.settings import Settings
+from mars_jax.decoding.settings import ENTROPY, MARGIN, Settings
 from mars_jax.decoding.state import LENGTH, RUNNING, STOP
 
 
@@ -17,23 +17,43 @@ def leading(flags_BX: jax.Array) -> jax.Array:
     return jnp.cumprod(flags_BX.astype(jnp.int32), axis=1).sum(axis=1)
 
 
+def likeliest(logits_XV: jax.Array) -> jax.Array:
+    """`argmax` over the last axis, the first of equals; as plain reductions: four times as fast on CPU."""
+    is_peak = logits_XV == logits_XV.max(-1, keepdims=True)
+    return jnp.where(is_peak, iota(logits_XV.shape, logits_XV.ndim - 1), logits_XV.shape[-1]).min(-1)
+
+
 def passes(logits_BXV: jax.Array, tokens_BX: jax.Array, settings: Settings) -> jax.Array:
     """Whether each candidate's score reaches its row's threshold. `[B, X]` bool.
 
     `logits_BXV` are untempered and float32, hugely negative where an id may not be emitted. With `probability` and
     `margin`, tau >= 1 passes nothing, also where a softmax rounds to 1.
     """
-    log_p = jax.nn.log_softmax(logits_BXV, axis=-1)
-    p = jnp.exp(log_p)
-    probability = jnp.take_along_axis(p, tokens_BX[..., None], axis=-1)[..., 0]
-    entropy = -jnp.sum(jnp.where(p > 0, p * log_p, 0.0), axis=-1)
-    best = jnp.argmax(p, axis=-1)
-    second = jnp.max(jnp.where(iota(p.shape, 2) == best[..., None], 0.0, p), axis=-1)
-    margin = jnp.max(p, axis=-1) - second
+    peak_BX1 = logits_BXV.max(-1, keepdims=True)
+    total_BX = jnp.exp(logits_BXV - peak_BX1).sum(-1)
+
+    def probability(ids_BX):
+        return jnp.exp(jnp.take_along_axis(logits_BXV, ids_BX[..., None], axis=-1) - peak_BX1)[..., 0] / total_BX
+
+    def entropy():
+        below = logits_BXV - peak_BX1
+        return jnp.log(total_BX) - (jnp.exp(below) * below).sum(-1) / total_BX
+
+    def margin():
+        best_BX1 = likeliest(logits_BXV)[..., None]
+        others = jnp.where(iota(logits_BXV.shape, 2) == best_BX1, -jnp.inf, logits_BXV)
+        return (1.0 - jnp.exp(others.max(-1) - peak_BX1[..., 0])) / total_BX
+
+    def where_used(kind, compute):
+        used = (settings.score == kind).any()
+        return jax.lax.cond(used, compute, lambda: jnp.zeros_like(total_BX))
 
     tau = settings.tau[:, None]
-    reachable = tau < 1.0
-    by_kind = [reachable & (probability >= tau), entropy <= tau, reachable & (margin >= tau)]
+    by_kind = [
+        (tau < 1.0) & (probability(tokens_BX) >= tau),
+        where_used(ENTROPY, entropy) <= tau,
+        (tau < 1.0) & (where_used(MARGIN, margin) >= tau),
+    ]
     return jnp.stack(by_kind)[settings.score, jnp.arange(tau.shape[0])]
 
 

@@ -12,14 +12,14 @@ from mars_jax.decoding.requests import DecodeOptions, Request
 from mars_jax.decoding.settings import SCORES, Adjustment, Sampling, Settings
 from mars_jax.decoding.state import empty_state
 
-SMALLEST_BUCKET = 32
-LARGEST_CHUNK = 256  # tokens of a prompt prefilled at once
+SMALLEST_CAPACITY = 128
+SMALLEST_CHUNK, LARGEST_CHUNK = 32, 256  # tokens of a prompt prefilled at once
 FIRST_SLOTS = 512  # a larger cache is made only when rows come to need it
 
 
-def bucket(length: int) -> int:
-    """The compiled length for `length` tokens: a power of two, at least 32."""
-    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+def bucket(length: int, least: int) -> int:
+    """The compiled length for `length` tokens: a power of two, at least `least`."""
+    return max(least, 1 << (length - 1).bit_length())
 
 
 class Batch:
@@ -30,9 +30,9 @@ class Batch:
         self.limits = np.zeros(engine.slots, np.int32)
         self.lengths = np.zeros(engine.slots, np.int32)  # as last seen
         longest = max(self._limit(request) for request in requests)
-        self.capacity = bucket(longest)
+        self.capacity = bucket(longest, SMALLEST_CAPACITY)
         self.plan = plan_of([request.options for request in requests], self.capacity)
-        self.num_biases = bucket(max(len(request.options.logit_bias) for request in requests))
+        self.num_biases = bucket(max(len(request.options.logit_bias) for request in requests), least=8)
         self.num_slots = 0 if self.plan.cache == "recompute" else min(self.capacity, FIRST_SLOTS)
         cache = engine.network.init_cache(engine.slots, self.num_slots) if self.num_slots else None
         self.state = empty_state(self.plan, cache, engine.slots, self.capacity, engine.cfg.vocab_size)
@@ -57,7 +57,7 @@ class Batch:
         )
 
     def _prefill(self, row: int, tokens: np.ndarray, start: int):
-        padded = np.zeros((1, bucket(len(tokens))), np.int32)
+        padded = np.zeros((1, bucket(len(tokens), SMALLEST_CHUNK)), np.int32)
         padded[0, : len(tokens)] = tokens
         arguments = (np.array([x], np.int32) for x in (row, start, len(tokens)))
         row, cursor, count = arguments
@@ -93,7 +93,7 @@ class Batch:
         """Make room for rows of `length` tokens."""
         if self.plan.cache == "recompute" or length <= self.num_slots:
             return
-        self.num_slots = min(self.capacity, bucket(length))
+        self.num_slots = bucket(length, FIRST_SLOTS)
         self.state = self.state._replace(cache=self.engine.network.grow(self.state.cache, self.num_slots))
 
     def _settings(self, request: Request, seed: int) -> Settings:

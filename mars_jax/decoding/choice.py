@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mars_jax.decoding.acceptance import leading
+from mars_jax.decoding.acceptance import leading, likeliest
 from mars_jax.decoding.penalties import Context, adjust
 from mars_jax.decoding.plan import Plan
 from mars_jax.decoding.sampling import Purpose, distribution, draw, uniforms
@@ -42,7 +42,7 @@ def check(
     drafts = state.drafts
     if plan.adjusted:
         logits_BXV = _adjusted_after_drafts(settings, logits_BXV, drafts.tokens, context)
-    likeliest_BX = jnp.argmax(logits_BXV, axis=-1)
+    likeliest_BX = likeliest(logits_BXV)
     exists_BK = jnp.arange(plan.drafts)[None] < drafts.count[:, None]
     if not plan.sampled:
         confirmed_B = leading(exists_BK & (drafts.tokens == likeliest_BX[:, : plan.drafts]))
@@ -80,7 +80,7 @@ def look_ahead(
 ) -> Ahead:
     """Choose a candidate from each placeholder's logits."""
     u_BW = uniforms(settings.sampling.seed, state.forwards, Purpose.AHEAD, plan.masks) if plan.sampled else None
-    if not plan.adjusted:
+    if not plan.adjusted or not plan.masks:
         return _choose(plan, settings, logits_BWV, u_BW)
     # Each candidate's context holds the candidates before it: one after the other.
     for i in range(plan.drafts):
@@ -97,7 +97,7 @@ def look_ahead(
 
 def _choose(plan: Plan, settings: Settings, logits_BXV: jax.Array, u_BX: jax.Array | None) -> Ahead:
     if not plan.sampled:
-        return Ahead(jnp.argmax(logits_BXV, axis=-1), logits_BXV, None)
+        return Ahead(likeliest(logits_BXV), logits_BXV, None)
     q_BXV = distribution(logits_BXV, settings.sampling)
     return Ahead(draw(q_BXV, u_BX), logits_BXV, q_BXV)
 

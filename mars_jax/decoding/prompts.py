@@ -8,7 +8,7 @@ from mars_jax.data.chat import RefusedChatError, render
 from mars_jax.errors import UserError
 
 KINDS = ("prompt", "messages", "token_ids")
-LINE_OPTIONS = ("tau", "mode", "max_new_tokens")
+LINE_OPTIONS = ("tau", "mode", "max_new_tokens", "temperature", "seed", "stop")
 
 
 def encode(tokenizer, prompt, *, raw: bool, system: str | None) -> tuple[int, ...]:

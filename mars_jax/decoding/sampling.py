@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from mars_jax.decoding.acceptance import likeliest
 from mars_jax.decoding.settings import Sampling
 
 
@@ -34,7 +35,7 @@ def uniforms(seed_B: jax.Array, forward_B: jax.Array, purpose: Purpose, count: i
 def distribution(logits_BXV: jax.Array, sampling: Sampling) -> jax.Array:
     """Probabilities after temperature, top-k, top-p and min-p, in this order. Temperature 0: all on the likeliest."""
     temperature = sampling.temperature[:, None, None]
-    greedy = jax.nn.one_hot(jnp.argmax(logits_BXV, axis=-1), logits_BXV.shape[-1], dtype=jnp.float32)
+    greedy = jax.nn.one_hot(likeliest(logits_BXV), logits_BXV.shape[-1], dtype=jnp.float32)
     p = jax.nn.softmax(logits_BXV / jnp.where(temperature > 0, temperature, 1.0), axis=-1)
     kept = p
     top_k, top_p = sampling.top_k[:, None, None], sampling.top_p[:, None, None]
@@ -51,7 +52,7 @@ def _top_k(p: jax.Array, top_k: jax.Array) -> jax.Array:
 
 
 def _top_p(p: jax.Array, top_p: jax.Array) -> jax.Array:
-    mass = top_p * p.sum(-1, keepdims=True)
+    mass = jnp.maximum(top_p, 1e-6) * p.sum(-1, keepdims=True)  # at least one token, also for 0
     threshold = _largest_threshold(p, lambda kept: kept.sum(-1, keepdims=True) >= mass)
     return jnp.where((top_p >= 1) | (p >= threshold), p, 0.0)
 

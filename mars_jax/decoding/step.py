@@ -32,7 +32,7 @@ def step(
     at_hand_B = jnp.where(at_hand_B, jnp.minimum(settings.width, plan.masks), 0)
     ahead = look_ahead(plan, settings, state, at(offered.ahead, group_B), checked, context)
 
-    trusted_B = _trusted(settings, at_hand_B, checked, ahead)
+    trusted_B = _trusted(settings, at_hand_B, checked, ahead) if plan.masks else jnp.zeros_like(at_hand_B)
     run_BM = _assemble(plan, state.drafts.tokens, checked, ahead)
     state = _commit(network, plan, settings, state, kv, run_BM, checked.confirmed, trusted_B)
     if plan.drafts:
@@ -66,7 +66,12 @@ def _trusted(settings: Settings, at_hand_B: jax.Array, checked: Checked, ahead: 
     first_B1V = at(checked.logits, checked.confirmed)[:, None]
     logits_BXV = jnp.concatenate([first_B1V, ahead.logits], axis=1)
     tokens_BX = jnp.concatenate([checked.first[:, None], ahead.tokens], axis=1)
-    passes_BX = passes(logits_BXV, tokens_BX, settings)
+    # Where all rows check their candidates, nobody's score is looked at.
+    passes_BX = jax.lax.cond(
+        settings.exact.all(),
+        lambda: jnp.zeros(tokens_BX.shape, bool),
+        lambda: passes(logits_BXV, tokens_BX, settings),
+    )
     at_hand_BW = jnp.arange(ahead.tokens.shape[1])[None] < at_hand_B[:, None]
     trusted_B = leading(passes_BX[:, 1:] & at_hand_BW)
     gated_B = settings.exact | (settings.gate_first & ~passes_BX[:, 0])

@@ -139,3 +139,17 @@ def peaked(tokens, probability, size: int) -> np.ndarray:
     p = np.broadcast_to(rest[..., None], (*tokens.shape, size)).copy()
     np.put_along_axis(p, tokens[..., None], probability[..., None], axis=-1)
     return np.log(np.maximum(p, 1e-30)).astype(np.float32)
+
+
+def warped(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """The distribution of one position in plain numpy: sort, cut, renormalise."""
+    p = np.exp((logits - logits.max()) / temperature)
+    order = np.argsort(-p)
+    if top_k:
+        p[order[top_k:]] = 0
+    p /= p.sum()
+    if top_p < 1:
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= max(top_p, 1e-9)]] = 0
+    p[p < min_p * p.max()] = 0
+    return p / p.sum()
