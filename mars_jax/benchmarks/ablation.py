@@ -103,12 +103,12 @@ class Result:
 
 
 def select(names: Sequence[str] | None) -> list[Variant]:
-    """The named variants in the order of `VARIANTS`; all if there are no names."""
-    known = [variant.name for variant in VARIANTS]
+    """The named variants, in the order named; all if there are no names."""
+    known = {variant.name: variant for variant in VARIANTS}
     for name in names or ():
         if name not in known:
             raise UserError(f"--only {name!r}: expected some of {', '.join(known)}")
-    return [variant for variant in VARIANTS if not names or variant.name in names]
+    return [known[name] for name in names or known]
 
 
 def settings_of(cfg: RunConfig, prompts: int) -> dict:
