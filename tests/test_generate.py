@@ -85,6 +85,22 @@ def test_show_steps_colours_each_forward(capsys):
     assert pieces[0] == tiny.model().tokenizer.decode(run["token_ids"][:first])
 
 
+def test_sampling_and_stops_from_arguments_and_lines(tmp_path, capsys):
+    case = CASES[0]
+    text = tiny.model().tokenizer.decode(run_of(case, "ar")["token_ids"], skip_special_tokens=True)
+    lines_in = [
+        {"token_ids": case["prompt_ids"], "stop": [text[5:8]]},
+        {"token_ids": case["prompt_ids"], "temperature": 1.5, "seed": 5, "stop": []},
+        {"token_ids": case["prompt_ids"], "temperature": 1.5, "seed": 5, "stop": []},
+        {"token_ids": case["prompt_ids"], "temperature": 1.5, "seed": 6, "stop": []},
+    ]
+    source = write_jsonl(tmp_path / "prompts.jsonl", lines_in)
+    assert main([*MODEL, "--prompts", source, "--json", "--mode", "ar", "--stop", text[2:4]]) == 0
+    stopped, first, again, other = lines(capsys.readouterr().out)
+    assert (stopped["text"], stopped["finish_reason"]) == (text[:5], "stop")
+    assert first["token_ids"] == again["token_ids"] != other["token_ids"]
+
+
 def test_raw_continues_the_text_and_system_adds_a_turn(capsys):
     assert main([*MODEL, "--prompt", "stone", "--raw", "--json", "--max-new-tokens", "1"]) == 0
     assert main([*MODEL, "--prompt", "stone", "--system", "Be brief.", "--json", "--max-new-tokens", "1"]) == 0
@@ -110,8 +126,8 @@ def test_raw_continues_the_text_and_system_adds_a_turn(capsys):
         ('{"id": 1}', "found none"),
         ('{"prompt": 3}', "prompt must be a text"),
         ('{"token_ids": ["a"]}', "token_ids must be a list of integers"),
-        ('{"token_ids": []}', "a prompt has no tokens"),
-        ('{"token_ids": [384]}', "token id 384, but the model's ids go from 0 to 383"),
+        ('{"token_ids": []}', "the prompt has no tokens"),
+        ('{"token_ids": [384]}', "token id 384, but the model's go from 0 to 383"),
         ('{"messages": [{"role": "user"}]}', "messages must be a list"),
         ('{"prompt": "a", "tua": 1}', "unknown key 'tua'"),
         ('{"prompt": "a", "mode": "fast"}', "mode='fast': expected one of"),
@@ -135,6 +151,7 @@ def test_bad_input_is_one_line_that_names_file_and_line(tmp_path, capsys, record
     ("arguments", "message"),
     [
         (["--prompt", "a", "--window", "0"], "window=0"),
+        (["--prompt", "a", "--top-p", "2"], "top_p=2.0: expected a number from 0 to 1"),
         (["--prompt", "a", "--batch-size", "0"], "--batch-size 0"),
         (["--prompt", "a", "--raw", "--system", "b"], "--system"),
         (["--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: cannot be read"),

@@ -134,7 +134,7 @@ def _masks(visibility: Tokens, cache, cursor_B):
 
 
 def _attention(q_BTHE, k_BTKE, v_BTKE, cache, masks) -> jax.Array:
-    """`models.attention.cached_attention` for this cache: one softmax over cached and own keys, no repeated heads."""
+    """`models.attention.dense_attention` over cached and own keys in one softmax, without repeating heads."""
     batch, width, heads, head_dim = q_BTHE.shape
     kv_heads = k_BTKE.shape[2]
     grouped = (batch, width, kv_heads, heads // kv_heads, head_dim)

@@ -132,29 +132,3 @@ def forward(
     body = jax.checkpoint(body) if remat else body
     x, _ = _run_layers(params, body, embed(params, tokens_BT, dtype), None)
     return rms_norm(x, params["final_norm"]["scale"], cfg.norm_eps)
-
-
-def forward_with_kv(
-    params: Params,
-    cfg: ModelConfig,
-    tokens_BT: jax.Array,
-    positions_BT: jax.Array,
-    attend: Attend,
-    cache,
-    *,
-    dtype=jnp.float32,
-):
-    """Final hidden states and the keys and values of these tokens; the cache is read, not written.
-
-    `cache`: per layer `(k_BSKE, v_BSKE)`, stacked on a leading layer axis if `params["layers"]` is stacked, else a
-    tuple; or None. Returns `(hidden_BTD, kv)` with `kv` = `(k_LBTKE, v_LBTKE)` or a tuple of
-    per-layer `(k_BTKE, v_BTKE)`.
-    """
-    rope = rotation(cfg, positions_BT)
-
-    def body(x, scanned):
-        p, layer_cache = scanned
-        return layer(x, p, cfg, rope, attend, layer_cache)
-
-    x, kv = _run_layers(params, body, embed(params, tokens_BT, dtype), cache)
-    return rms_norm(x, params["final_norm"]["scale"], cfg.norm_eps), kv
