@@ -16,7 +16,7 @@ from mars_jax.decoding.batch import Batch
 from mars_jax.decoding.loop import Report
 from mars_jax.decoding.network import DecoderNetwork
 from mars_jax.decoding.planning import shares_steps_with
-from mars_jax.decoding.requests import Generation, Request
+from mars_jax.decoding.requests import DecodeOptions, Generation, Request, TokenLogprob
 from mars_jax.decoding.settings import Vocabulary
 from mars_jax.decoding.state import FINISH_REASONS
 from mars_jax.decoding.stops import find_stop
@@ -107,8 +107,9 @@ class DecodeEngine:
             text, reason = self._text(token_ids), FINISH_REASONS[report.finish[row]]
         else:
             return None
-        accepted = np.bincount(report.forward[row, start : start + len(token_ids)]).tolist()
-        return Generation(token_ids, text, accepted, reason, start, options)
+        forward = report.forward[row, start : start + len(token_ids)]
+        logprobs = None if options.logprobs is None else _logprobs(options, report, row, start, forward)
+        return Generation(token_ids, text, np.bincount(forward).tolist(), reason, start, options, logprobs)
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -116,6 +117,16 @@ class DecodeEngine:
     def _seed(self, request: Request) -> int:
         seed = request.options.seed
         return int(self._seeds.integers(2**32)) if seed is None else seed
+
+
+def _logprobs(options: DecodeOptions, report: Report, row: int, start: int, forward: np.ndarray) -> list[TokenLogprob]:
+    entries = []
+    for i, place in enumerate(range(start, start + len(forward))):
+        ids, top = (a[row, place, : options.logprobs].tolist() for a in report.logprobs[1:])
+        follows = i > 0 and forward[i] == forward[i - 1]
+        chosen = float(report.logprobs.chosen[row, place])
+        entries.append(TokenLogprob(chosen, dict(zip(ids, top, strict=True)), follows and not options.exact))
+    return entries
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from mars_jax.decoding import drafts as sources
 from mars_jax.decoding.drafts import Drafts
+from mars_jax.decoding.logprobs import Logprobs
 from mars_jax.decoding.network import Network
 from mars_jax.decoding.plan import Plan
 from mars_jax.decoding.sampling import Purpose, uniforms
@@ -82,6 +83,7 @@ class Report(NamedTuple):
     forward: jax.Array
     length: jax.Array
     finish: jax.Array
+    logprobs: Logprobs | None
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(5,))
@@ -108,4 +110,4 @@ def decode(
         return steps + 1, step(network, plan, weights, vocabulary, settings, state)
 
     _, state = jax.lax.while_loop(going_on, advance, (jnp.zeros((), jnp.int32), state))
-    return state, Report(state.tokens, state.forward, state.length, state.finish)
+    return state, Report(state.tokens, state.forward, state.length, state.finish, state.logprobs)

@@ -18,6 +18,7 @@ class Plan:
     source: where drafts come from, see `decoding.drafts`.
     cache:  "cursor": keep what was committed at every step. "block": keep whole blocks of `real - 1` tokens, when all
             rows are there (the paper's block cache). "recompute": keep nothing; every step forwards the whole prefix.
+    logprobs: record log-probabilities of committed tokens and of this many likeliest ids; None records nothing.
     sampled, adjusted: whether any row draws tokens, or has its logits changed (`decoding.sampling`, `.penalties`).
     """
 
@@ -29,6 +30,7 @@ class Plan:
     cache: str = "cursor"
     sampled: bool = False
     adjusted: bool = False
+    logprobs: int | None = None
 
     @property
     def stops(self) -> int:

@@ -31,6 +31,8 @@ def plan_of(options: Sequence[DecodeOptions], capacity: int) -> Plan:
             plan = plans.recompute(capacity, one.window)
         case _:
             plan = _cursor_plan(options)
+    asked = [o.logprobs for o in options if o.logprobs is not None]
+    plan = replace(plan, logprobs=max(asked, default=None))
     return replace(plan, sampled=any(o.sampled for o in options), adjusted=any(o.adjusted for o in options))
 
 

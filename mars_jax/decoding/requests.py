@@ -34,6 +34,7 @@ class DecodeOptions:
     seed:           of the draws; None draws one. A row's draws depend on nothing but its own seed and text.
     repetition_penalty: divides positive, multiplies negative logits of tokens in prompt and output.
     presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once, and for each occurrence.
+    logprobs:       None, or for how many likeliest ids log-probabilities are returned beside the chosen token's.
     logit_bias:     token id to a number that is added to its logit.
     """
 
@@ -57,6 +58,7 @@ class DecodeOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
 
     def __post_init__(self):
         for name, allowed in (("mode", MODES), ("score", SCORES), ("layout", LAYOUTS)):
@@ -75,6 +77,8 @@ class DecodeOptions:
         _number("repetition_penalty", self.repetition_penalty, float, least=0.01)
         if self.seed is not None:
             _number("seed", self.seed, int, least=0, most=2**32 - 1)
+        if self.logprobs is not None:
+            _number("logprobs", self.logprobs, int, least=0, most=100)
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise UserError(f"stop={self.stop!r}: expected a list of texts, none of them empty")
         object.__setattr__(self, "stop", tuple(self.stop))
@@ -122,6 +126,18 @@ class Request:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of a token, and of the likeliest ids at its place, by id.
+
+    from_placeholder: it is that of the placeholder which predicted the token, not the autoregressive one.
+    """
+
+    logprob: float
+    top: dict[int, float]
+    from_placeholder: bool
+
+
+@dataclass(frozen=True)
 class Generation:
     """One request's result.
 
@@ -129,6 +145,7 @@ class Generation:
     text:          the tokens as text, special tokens left out, cut before a stop string.
     accepted:      tokens committed by each decoding forward; prefill is not counted.
     finish_reason: "stop" after an end token or a stop string, else "length".
+    logprobs:      one entry a token if the options ask for them, else None.
     """
 
     token_ids: list[int]
@@ -137,6 +154,7 @@ class Generation:
     finish_reason: str
     prompt_tokens: int
     options: DecodeOptions
+    logprobs: list[TokenLogprob] | None = None
 
     @property
     def forwards(self) -> int:

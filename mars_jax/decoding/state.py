@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mars_jax.decoding import logprobs
 from mars_jax.decoding.drafts import Drafts
+from mars_jax.decoding.logprobs import Logprobs
 from mars_jax.decoding.plan import Plan
 
 RUNNING, STOP, LENGTH = range(3)
@@ -25,6 +27,7 @@ class DecodeState(NamedTuple):
     drafts:   candidates for the tokens from `length` on.
     forwards: int32 `[B]`, decoding forwards that committed tokens.
     finish:   int32 `[B]`, RUNNING, STOP or LENGTH.
+    logprobs: of committed tokens, or None where nobody asked.
     """
 
     cache: Any
@@ -35,6 +38,7 @@ class DecodeState(NamedTuple):
     drafts: Drafts
     forwards: jax.Array
     finish: jax.Array
+    logprobs: Logprobs | None
 
     @property
     def running(self) -> jax.Array:
@@ -62,4 +66,5 @@ def empty_state(plan: Plan, cache, batch: int, capacity: int, vocab_size: int) -
         drafts=Drafts(jnp.zeros((batch, plan.drafts), jnp.int32), zeros(), q),
         forwards=zeros(),
         finish=jnp.full(batch, LENGTH, jnp.int32),
+        logprobs=None if plan.logprobs is None else logprobs.empty(batch, capacity, plan.logprobs),
     )

@@ -10,6 +10,7 @@ from mars_jax.decoding.acceptance import cut, finish, leading, passes
 from mars_jax.decoding.choice import Ahead, Checked, at, check, look_ahead
 from mars_jax.decoding.drafts import Drafts
 from mars_jax.decoding.layout import step_layout
+from mars_jax.decoding.logprobs import Logprobs, of_run
 from mars_jax.decoding.network import Network
 from mars_jax.decoding.penalties import committed
 from mars_jax.decoding.plan import Plan
@@ -30,11 +31,15 @@ def step(
     group_B = checked.confirmed if plan.branched else jnp.zeros_like(checked.confirmed)
     at_hand_B = plan.branched | (checked.confirmed == state.drafts.count)
     at_hand_B = jnp.where(at_hand_B, jnp.minimum(settings.width, plan.masks), 0)
-    ahead = look_ahead(plan, settings, state, at(offered.ahead, group_B), checked, context)
+    ahead_BWV = at(offered.ahead, group_B)
+    ahead = look_ahead(plan, settings, state, ahead_BWV, checked, context)
 
     trusted_B = _trusted(settings, at_hand_B, checked, ahead) if plan.masks else jnp.zeros_like(at_hand_B)
     run_BM = _assemble(plan, state.drafts.tokens, checked, ahead)
-    state = _commit(network, plan, settings, state, kv, run_BM, checked.confirmed, trusted_B)
+    recorded = None
+    if plan.logprobs is not None:
+        recorded = of_run(offered.next, ahead_BWV, checked.confirmed, run_BM, plan.logprobs)
+    state = _commit(network, plan, settings, state, kv, run_BM, checked.confirmed, trusted_B, recorded)
     if plan.drafts:
         state = state._replace(drafts=_next_drafts(plan, settings, state, checked, ahead, at_hand_B))
     return state
@@ -125,7 +130,9 @@ def _stride(plan: Plan, settings: Settings, state: DecodeState) -> Stride:
     return Stride(jnp.where(freeze, running_B, awake_B), jnp.minimum(end_B, settings.limit), running_B & freeze)
 
 
-def _commit(network: Network, plan: Plan, settings: Settings, state, kv, run_BM, confirmed_B, trusted_B) -> DecodeState:
+def _commit(
+    network: Network, plan: Plan, settings: Settings, state, kv, run_BM, confirmed_B, trusted_B, recorded
+) -> DecodeState:
     """Append each row's run up to its first end, and keep the keys and values of its tokens that are real."""
     stride = _stride(plan, settings, state)
     count_B, stopped_B = cut(run_BM, confirmed_B + 1 + trusted_B, stride.end - state.length, settings.stop)
@@ -140,7 +147,7 @@ def _commit(network: Network, plan: Plan, settings: Settings, state, kv, run_BM,
         cache = network.write(
             cache, jax.tree.map(lambda a: a[:, : plan.real], kv), jnp.arange(kept_B.shape[0]), state.cursor, kept_B
         )
-    return _append(state, run_BM, count_B)._replace(
+    return _append(state, run_BM, count_B, recorded)._replace(
         cache=cache,
         length=length_B,
         cursor=state.cursor + kept_B,
@@ -149,15 +156,20 @@ def _commit(network: Network, plan: Plan, settings: Settings, state, kv, run_BM,
     )
 
 
-def _append(state: DecodeState, run_BM: jax.Array, count_B: jax.Array) -> DecodeState:
-    """Write each row's first `count` tokens of its run after its committed ones."""
+def _append(state: DecodeState, run_BM: jax.Array, count_B: jax.Array, recorded: Logprobs | None) -> DecodeState:
+    """Write each row's first `count` tokens of its run, and what is recorded of them, after its committed ones."""
     batch, width = run_BM.shape
     index_BM = jnp.broadcast_to(jnp.arange(width), (batch, width))
     row_BM = jnp.broadcast_to(jnp.arange(batch)[:, None], (batch, width))
     capacity = state.tokens.shape[1]
     slot_BM = jnp.where(index_BM < count_B[:, None], state.length[:, None] + index_BM, capacity)
     forward_BM = jnp.broadcast_to(state.forwards[:, None], (batch, width))
+
+    def put(array, new):
+        return array.at[row_BM, slot_BM].set(new, mode="drop")
+
     return state._replace(
-        tokens=state.tokens.at[row_BM, slot_BM].set(run_BM, mode="drop"),
-        forward=state.forward.at[row_BM, slot_BM].set(forward_BM, mode="drop"),
+        tokens=put(state.tokens, run_BM),
+        forward=put(state.forward, forward_BM),
+        logprobs=jax.tree.map(put, state.logprobs, recorded),
     )

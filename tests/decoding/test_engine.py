@@ -1,8 +1,9 @@
 """The engine on the golden checkpoint: many requests, few slots, settings of their own, stops."""
 
 import jax
+import numpy as np
 import pytest
-from helpers import tiny
+from helpers import plain_decode, tiny
 
 from mars_jax.decoding.engine import DecodeEngine
 from mars_jax.decoding.loop import decode
@@ -144,6 +145,28 @@ def test_a_minimum_length_bans_end_tokens_before_it(engine):
     for result in results:
         assert len(result.token_ids) >= 30
         assert not set(result.token_ids[:29]) & set(tiny.STOP_IDS)
+
+
+@pytest.mark.parametrize("mode", ["window", "verify"])
+def test_log_probabilities_are_those_of_a_plain_forward(engine, mode):
+    plain = plain_decode.model_of(tiny.params(), tiny.CONFIG, tiny.MASK_ID)
+    for request, result in zip(asked := requests(2, mode=mode, logprobs=2), engine.generate(asked), strict=True):
+        assert len(result.logprobs) == len(result.token_ids)
+        prompt, done, place = list(request.token_ids), 0, 0
+        for length in result.accepted:
+            for i in range(length):
+                from_placeholder = mode == "window" and i > 0
+                known = prompt + result.token_ids[: done if from_placeholder else place]
+                token_logits, mask_logits = plain(known, [len(known)], 3)
+                logits = mask_logits[0, i - 1] if from_placeholder else token_logits[-1]
+                p = np.log(plain_decode.probabilities(logits, tiny.emit_mask()) + 1e-30)
+                entry = result.logprobs[place]
+                assert entry.from_placeholder == from_placeholder
+                assert entry.logprob == pytest.approx(p[result.token_ids[place]], abs=1e-3)
+                assert list(entry.top) == np.argsort(-p)[:2].tolist()
+                assert list(entry.top.values()) == pytest.approx(np.sort(-p)[:2] * -1, abs=1e-3)
+                place += 1
+            done = place
 
 
 @pytest.mark.parametrize(
