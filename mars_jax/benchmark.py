@@ -118,10 +118,10 @@ def _benchmark_prompts(args: argparse.Namespace, model) -> list[tuple[int, ...]]
         contents = [chat[:-1] for chat in make_chats("held_out", args.count)]
     else:
         try:
-            lines = Path(args.prompts).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
+            content = Path(args.prompts).read_bytes()
+        except OSError as error:
             raise UserError(f"--prompts {args.prompts}: cannot be read: {error}") from error
-        contents = [prompt.content for prompt in read_prompts(lines, args.prompts)][: args.count]
+        contents = [prompt.content for prompt in read_prompts(content, args.prompts)][: args.count]
     if not contents:
         raise UserError(f"--prompts {args.prompts}: no prompts")
     return [encode(model.tokenizer, content, raw=False, system=None) for content in contents]

@@ -8,6 +8,7 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from mars_jax.errors import UserError
 
 if TYPE_CHECKING:
     from mars_jax.decoding.prompts import Prompt
-    from mars_jax.decoding.requests import Generation
+    from mars_jax.decoding.requests import Generation, Request
 
 logger = logging.getLogger("mars_jax.generate")
 
@@ -26,12 +27,20 @@ PLAIN = "\033[0m"
 
 
 def generate(
-    model, prompts, *, batch_size: int = 8, raw: bool = False, system: str | None = None, **options
+    model,
+    prompts,
+    *,
+    batch_size: int = 8,
+    adapt: bool = False,
+    raw: bool = False,
+    system: str | None = None,
+    **options,
 ) -> "list[Generation]":
     """Decode prompts with a `LoadedModel`; results in order.
 
     prompts: each a text, a list of chat messages or a list of token ids; or one text.
     batch_size: rows decoded together.
+    adapt: in the exact modes, leave drafts out while they do not pay here, see `decoding.engine.DecodeEngine`.
     raw: texts are continued as they stand, without the chat template.
     system: a system message put before each chat.
     options: fields of `decoding.requests.DecodeOptions`: `mode`, `tau`, `max_new_tokens`, …
@@ -45,7 +54,7 @@ def generate(
     prompts = [prompts] if isinstance(prompts, str) else prompts
     options = decode_options(options)
     requests = [Request(encode(model.tokenizer, p, raw=raw, system=system), options) for p in prompts]
-    return DecodeEngine(model, slots=min(batch_size, max(1, len(requests)))).generate(requests)
+    return DecodeEngine(model, slots=min(batch_size, max(1, len(requests))), adapt=adapt).generate(requests)
 
 
 class _CallableModule(types.ModuleType):
@@ -68,6 +77,8 @@ def decode_options(values: dict):
 
 
 def build() -> argparse.ArgumentParser:
+    from mars_jax.decoding.weights import STORAGE
+
     parser = cli.parser("generate", "Text from prompts, several tokens a forward.", EXAMPLE)
     parser.add_argument(
         "--model", required=True, metavar="PATH", help="folder, hub id, .gguf file or a run's output_dir"
@@ -82,7 +93,21 @@ def build() -> argparse.ArgumentParser:
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the text as it stands")
     parser.add_argument("--system", metavar="TEXT", help="system message of each chat")
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows decoded together (8)")
+    parser.add_argument("--weights", choices=list(STORAGE), default="float32", help="how weights are stored (float32)")
+    parser.add_argument(
+        "--adapt",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="in the exact modes, leave drafts out while they do not pay here: the same greedy text, but run lengths, "
+        "and the draws of sampling, come to depend on timing (no)",
+    )
 
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="first measure step costs here and what some of the prompts accept, and choose window, or draft and "
+        "layout, or plain ar, by them",
+    )
     add_decode_arguments(parser)
     return parser
 
@@ -144,7 +169,7 @@ def command(args: argparse.Namespace):
         raise UserError("no prompts: the input is empty")
 
     model = load(args.model)
-    engine = DecodeEngine(model, slots=min(args.batch_size, len(prompts)))
+    engine = DecodeEngine(model, slots=min(args.batch_size, len(prompts)), weights=args.weights)
     requests = []
     for prompt in prompts:
         try:
@@ -154,6 +179,9 @@ def command(args: argparse.Namespace):
         except UserError as error:
             raise UserError(f"{prompt.where}: {error}") from error
 
+    if args.tune:
+        requests = _tuned(engine, requests, decode_options(given))
+    engine.adapt = args.adapt
     with _outputs(args) as outputs:
         started = time.perf_counter()
         results = [None] * len(requests)
@@ -166,17 +194,35 @@ def command(args: argparse.Namespace):
         _log_summary(results, time.perf_counter() - started)
 
 
+def _tuned(engine, requests: "list[Request]", base) -> "list[Request]":
+    """The requests, those in `base`'s mode in the step shape that is fastest for them here."""
+    from mars_jax.decoding.tuning import choose, table, tune
+
+    own = [request for request in requests if request.options.mode == base.mode]
+    if not own:
+        raise UserError(f"--tune: no prompt is in mode {base.mode!r}")
+    candidates = tune(engine, [request.token_ids for request in own], base)
+    logger.info("step costs here, and what these prompts yield:\n%s", table(candidates, engine.slots))
+    best = choose(candidates).options
+    shape = {"mode": best.mode, "window": best.window, "draft": best.draft, "layout": best.layout}
+    return [
+        replace(request, options=replace(request.options, **shape)) if request.options.mode == base.mode else request
+        for request in requests
+    ]
+
+
 def _prompts(args: argparse.Namespace) -> "Iterator[Prompt]":
     from mars_jax.decoding.prompts import Prompt, read_prompts
 
     if args.prompt:
         return (Prompt(str(i), f"prompt {i}", text, {}) for i, text in enumerate(args.prompt))
     if args.stdin or args.prompts == "-":
-        return read_prompts(sys.stdin.readlines(), "standard input")
+        return read_prompts(sys.stdin.buffer.read(), "standard input")
     try:
-        return read_prompts(Path(args.prompts).read_text(encoding="utf-8").splitlines(), args.prompts)
-    except (OSError, UnicodeDecodeError) as error:
+        content = Path(args.prompts).read_bytes()
+    except OSError as error:
         raise UserError(f"--prompts {args.prompts}: cannot be read: {error}") from error
+    return read_prompts(content, args.prompts)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """The command's contract: what it reads, writes and refuses."""
 
+import io
 import json
 
 import pytest
 from helpers import tiny
 
 import mars_jax
+from mars_jax.decoding.prompts import read_prompts
 from mars_jax.generate import main
 
 MODEL = ["--model", str(tiny.FOLDER)]
@@ -66,9 +68,8 @@ def test_a_file_of_prompts_with_settings_of_their_own(tmp_path, capsys):
 
 
 def test_standard_input_and_plain_text(monkeypatch, capsys):
-    import io
-
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"prompt": TEXTS[0]}) + "\n"))
+    piped = io.BytesIO(json.dumps({"prompt": TEXTS[0]}).encode() + b"\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(piped))
     assert main([*MODEL, "--mode", "ar", "-"]) == 0
     expected = tiny.model().tokenizer.decode(run_of(CASES[0], "ar")["token_ids"], skip_special_tokens=True)
     assert capsys.readouterr().out == expected + "\n"
@@ -127,6 +128,13 @@ def test_raw_continues_the_text_and_system_adds_a_turn(capsys):
         ('{"prompt": 3}', "prompt must be a text"),
         ('{"token_ids": ["a"]}', "token_ids must be a list of integers"),
         ('{"token_ids": []}', "the prompt has no tokens"),
+        ('{"token_ids": [' + "9" * 5000 + "]}", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        (r'{"prompt": "\ud800"}', "half a character"),
+        ('{"messages": [{"role": "user", "content": 7}]}', "the chat template rejects the messages"),
+        ('{"prompt": "a", "stop": 5}', "stop=5: expected a list of texts"),
+        ('{"prompt": "a", "stop": null}', "stop=None: expected a list of texts"),
+        ('{"prompt": "a", "tau": Infinity}', "tau=inf: expected a number"),
         ('{"token_ids": [384]}', "token id 384, but the model's go from 0 to 383"),
         ('{"messages": [{"role": "user"}]}', "messages must be a list"),
         ('{"prompt": "a", "tua": 1}', "unknown key 'tua'"),
@@ -147,10 +155,29 @@ def test_bad_input_is_one_line_that_names_file_and_line(tmp_path, capsys, record
     assert message in line
 
 
+def test_lines_end_at_line_feeds_alone():
+    text = "a\u2028b\x85c"
+    content = "\ufeff" + json.dumps({"prompt": text, "id": None}, ensure_ascii=False) + "\r\n\r\n" + '{"prompt": "d"}'
+    first, second = read_prompts(content.encode(), "prompts.jsonl")
+    assert (first.content, first.id, first.where) == (text, "0", "prompts.jsonl:1")
+    assert (second.content, second.id, second.where) == ("d", "2", "prompts.jsonl:3")
+
+
+def test_prompts_that_are_no_utf8_are_refused(tmp_path, monkeypatch, capsys):
+    source = tmp_path / "prompts.jsonl"
+    source.write_bytes(b'{"prompt": "\xff"}\n')
+    assert main([*MODEL, "--prompts", str(source)]) == 2
+    assert f"{source}: not UTF-8" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "\xff"}\n'), encoding="utf-8"))
+    assert main([*MODEL, "-"]) == 2
+    assert "standard input: not UTF-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--prompt", "a", "--window", "0"], "window=0"),
+        (["--prompt", "a", "--tau", "inf"], "tau=inf"),
         (["--prompt", "a", "--top-p", "2"], "top_p=2.0: expected a number from 0 to 1"),
         (["--prompt", "a", "--batch-size", "0"], "--batch-size 0"),
         (["--prompt", "a", "--raw", "--system", "b"], "--system"),

@@ -16,6 +16,7 @@ from jinja2.exceptions import TemplateError
 
 from mars_jax.errors import UserError
 
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # JSON's escapes can write it, UTF-8 and tokenizers cannot
 _MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -90,9 +91,12 @@ def render(messages: Sequence[Mapping], tokenizer, generation_prompt: bool = Fal
             "or put a chat_template.jinja beside it"
         )
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
-    except TemplateError as error:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+    except (TemplateError, TypeError) as error:  # TypeError: it joins texts, and a role or content is none
         raise RefusedChatError("the chat template rejects the messages") from error
+    if HALF_CHARACTER.search(text):
+        raise RefusedChatError("a text holds half a character, which is not valid Unicode")
+    return text
 
 
 @functools.lru_cache(maxsize=8)

@@ -80,7 +80,7 @@ def _jsonl_rows(location) -> Iterator[tuple[str, Mapping]]:
             where = f"{location}, line {number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:  # of the JSON or of its UTF-8
+            except (ValueError, RecursionError) as error:  # of the JSON or of its UTF-8; nested without end
                 raise UserError(f"{where}: not a JSON object ({error})") from error
             yield where, row
 
@@ -101,10 +101,11 @@ def _folder_rows(location, split: str) -> Iterator[tuple[str, Mapping]]:
 
 def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[tuple[str, Mapping]]:
     import datasets
+    from datasets.exceptions import DatasetsError
 
     try:
         data = datasets.load_dataset(name, subset, split=split)
-    except (FileNotFoundError, ConnectionError, ValueError) as error:
+    except (FileNotFoundError, ConnectionError, ValueError, DatasetsError) as error:
         raise UserError(f"data set {name!r} (subset {subset!r}, split {split!r}): {error}") from error
     return ((f"{name}[{split}], row {i}", row) for i, row in enumerate(data))
 
@@ -152,7 +153,8 @@ def as_messages(row: Mapping, where: str, cfg: DataConfig) -> Messages:
 
 
 def _checked(messages, where: str) -> Messages:
-    if isinstance(messages, Mapping):  # a sequence of records that came as a record of sequences
+    if isinstance(messages, Mapping) and all(isinstance(values, list | tuple) for values in messages.values()):
+        # a sequence of records that came as a record of sequences
         columns = [(key, list(values)) for key, values in messages.items()]
         messages = [dict(zip(messages, values, strict=True)) for values in zip(*(v for _, v in columns), strict=True)]
     if not isinstance(messages, list) or not messages:

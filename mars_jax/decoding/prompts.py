@@ -1,10 +1,10 @@
 """Prompts as users write them, and their token ids."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mars_jax.data.chat import RefusedChatError, render
+from mars_jax.data.chat import HALF_CHARACTER, RefusedChatError, render
 from mars_jax.errors import UserError
 
 KINDS = ("prompt", "messages", "token_ids")
@@ -18,6 +18,8 @@ def encode(tokenizer, prompt, *, raw: bool, system: str | None) -> tuple[int, ..
     if raw:
         if not isinstance(prompt, str):
             raise UserError("messages need the chat template: leave out raw, or give the prompt as text")
+        if HALF_CHARACTER.search(prompt):
+            raise UserError("the prompt holds half a character, which is not valid Unicode")
         return tuple(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system is not None:
@@ -25,7 +27,7 @@ def encode(tokenizer, prompt, *, raw: bool, system: str | None) -> tuple[int, ..
     try:
         text = render(messages, tokenizer, generation_prompt=True)
     except RefusedChatError as error:
-        raise UserError(str(error)) from error
+        raise UserError(f"{error} ({error.__cause__})" if error.__cause__ else str(error)) from error
     # The template writes its own BOS: special tokens must not be added a second time.
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -40,14 +42,18 @@ class Prompt:
     overrides: dict
 
 
-def read_prompts(lines: Sequence[str], name: str) -> Iterator[Prompt]:
+def read_prompts(content: bytes, name: str) -> Iterator[Prompt]:
     """Prompts of a JSONL file; blank lines are skipped, errors name file and line."""
-    for number, line in enumerate(lines, 1):
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: not UTF-8 ({error})") from error
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: texts may hold U+2028 and the like
         if line.strip():
             where = f"{name}:{number}"
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # not JSON; an endless number; nested without end
                 raise UserError(f"{where}: not JSON ({error}): expected one object a line") from error
             yield _prompt(record, where, str(number - 1))
 
@@ -76,7 +82,8 @@ def _prompt(record, where: str, default_id: str) -> Prompt:
         }
         raise UserError(f"{where}: {kind} must be {wanted[kind]}")
     overrides = {name: record[name] for name in LINE_OPTIONS if name in record}
-    return Prompt(str(record.get("id", default_id)), where, content, overrides)
+    given_id = record.get("id")
+    return Prompt(default_id if given_id is None else str(given_id), where, content, overrides)
 
 
 def _is_message(message) -> bool:

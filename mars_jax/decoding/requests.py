@@ -79,7 +79,7 @@ class DecodeOptions:
             _number("seed", self.seed, int, least=0, most=2**32 - 1)
         if self.logprobs is not None:
             _number("logprobs", self.logprobs, int, least=0, most=100)
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise UserError(f"stop={self.stop!r}: expected a list of texts, none of them empty")
         object.__setattr__(self, "stop", tuple(self.stop))
 
@@ -107,7 +107,8 @@ OPTION_NAMES = tuple(f.name for f in fields(DecodeOptions))
 
 def _number(name: str, value, kind: type, least: float, most: float = float("inf")):
     fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    if not fits or not least <= value <= most:
+    # An infinite number would make the records invalid JSON.
+    if not fits or not least <= value <= most or value == float("inf"):
         what = "an integer" if kind is int else "a number"
         limits = f"from {least} to {most}" if most < float("inf") else f"of at least {least}"
         raise UserError(f"{name}={value!r}: expected {what} {limits}")

@@ -177,6 +177,11 @@ def test_other_refusals_say_why():
     )
     picky = tokenizer_for("{{ raise_exception('roles must alternate') }}")
     assert refusal(chat("a", "b"), picky) == "the chat template rejects the messages"
+    for odd in (7, [{"type": "text", "text": "hi"}]):
+        mixed = [{"role": "user", "content": odd}, {"role": "assistant", "content": "b"}]
+        joining = tokenizer_for("{% for m in messages %}{{ m.role + m.content }}{% endfor %}")
+        assert refusal(mixed, joining) == "the chat template rejects the messages"
+    assert "half a character" in refusal(chat("\ud800", "b"), tokenizer_for(chat_templates.CHATML))
     bare = tokenizer_for(
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
     )

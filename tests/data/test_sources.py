@@ -55,6 +55,8 @@ def test_named_columns():
         ('{"text": "a"}', "x.jsonl, line 2: no `messages` and no prompt/answer or question/answer, only text"),
         ('{"messages": [], "tools": [{}]}', "x.jsonl, line 2: tool descriptions are not rendered"),
         ('{"messages": []}', "x.jsonl, line 2: messages must be a list"),
+        ('{"messages": {"role": 5, "content": 7}}', "x.jsonl, line 2: messages must be a list"),
+        ("[" * 100_000, "x.jsonl, line 2: not a JSON object"),
         ('{"messages": [{"content": "a"}]}', "x.jsonl, line 2: message 0 must have a role and a content"),
     ],
 )
@@ -119,6 +121,14 @@ def test_folder_of_parquet_files(tmp_path, dataset, monkeypatch):
     dataset.to_parquet(folder / "train.parquet")
     assert read(folder) == [CHAT, CHAT[:1]]
     assert read(f"hf:{folder}") == [CHAT, CHAT[:1]]
+
+
+def test_a_folder_that_datasets_cannot_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text("{")
+    with pytest.raises(UserError, match=f"data set '{tmp_path}/data'"):
+        read(tmp_path / "data")
 
 
 def test_hub_names_go_to_datasets(monkeypatch):
