@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -38,7 +39,8 @@ def run(command: Callable[[argparse.Namespace], None], args: argparse.Namespace)
     except UserError as error:
         if args.debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        line = re.sub(r"\s*\n\s*", " ", str(error))  # some messages quote a library's of several lines
+        print(f"error: {line}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mars_jax.errors import UserError
+
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -41,12 +43,12 @@ class ModelConfig:
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            raise UserError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
                 "every kv head must serve the same number of query heads"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} must be even for rotary embeddings")
+            raise UserError(f"head_dim={self.head_dim} must be even for rotary embeddings")
 
     @property
     def group_size(self) -> int:

@@ -26,6 +26,8 @@ REQUIRED_KEYS = (
     "rms_norm_eps",
 )
 
+SIZE_KEYS = (*(key for key in REQUIRED_KEYS if key != "rms_norm_eps"), "num_key_value_heads", "head_dim")
+
 # Switches of these families' derivatives, with the values under which they change nothing. An absent key is fine.
 NEUTRAL_VALUES: dict[str, tuple] = {
     "hidden_act": ("silu", "swish"),
@@ -138,6 +140,9 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
     missing = [key for key in required if hf.get(key) is None]
     if missing:
         raise UserError(f"config.json: missing {', '.join(missing)}")
+    for key in SIZE_KEYS:
+        if key in hf and hf[key] is not None and (type(hf[key]) is not int or hf[key] < 1):
+            raise UserError(f"config.json: {key}={hf[key]!r}: expected an integer of at least 1")
     _check_neutral(hf)
     _check_window(hf, family)
     _check_biases(hf, family)

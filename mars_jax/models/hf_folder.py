@@ -34,13 +34,16 @@ TENSOR_DTYPES = "source_tensors.json"  # in a run's folder: what the export of i
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of the user's. Raises `UserError` if it is missing or broken."""
+    """A JSON file of the user's. Raises `UserError` if it is missing, broken or no object."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # of the JSON or of its UTF-8
         raise UserError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

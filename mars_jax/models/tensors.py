@@ -1,6 +1,5 @@
 """From named tensors in files to the parameter tree, reading only what each device holds."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +11,7 @@ from safetensors import safe_open
 from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
 from mars_jax.models.families import EMBEDDING, HEAD, TensorName, tensor_names
+from mars_jax.models.hf_folder import read_json
 from mars_jax.models.parameters import Params, is_spec, parameter_specs
 
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
@@ -55,7 +55,10 @@ class SafetensorsFolder:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).exists():
-        shards = sorted(set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()))
+        weight_map = read_json(folder / INDEX_FILE).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UserError(f"{folder / INDEX_FILE}: no weight_map of tensors to files; repeat the download")
+        shards = sorted(set(weight_map.values()))
         absent = [name for name in shards if not (folder / name).exists()]
         if absent:
             raise UserError(

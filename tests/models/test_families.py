@@ -51,6 +51,10 @@ REFUSED = [
     ("llama", "rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
     ("llama", "rope_parameters", {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4}),
     ("llama", "hidden_size", None),
+    ("llama", "num_attention_heads", 0),
+    ("llama", "vocab_size", "511"),
+    ("llama", "num_key_value_heads", 2.0),
+    ("llama", "head_dim", 15),
     ("qwen2", "num_key_value_heads", None),
 ]
 

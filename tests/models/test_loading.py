@@ -67,6 +67,12 @@ def test_paths_that_hold_no_model(tmp_path):
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json: not valid JSON"):
         load(folder)
+    (folder / "config.json").write_bytes(b"\xff\xfe{")
+    with pytest.raises(UserError, match=r"config\.json: not valid JSON"):
+        load(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"config\.json: expected a JSON object"):
+        load(folder)
     with pytest.raises(UserError, match=r"step=3: .* not a run's output folder"):
         load(TINY_QWEN2, step=3)
 

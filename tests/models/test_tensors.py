@@ -85,6 +85,10 @@ def test_folders_without_readable_weights(tmp_path, config, tensors):
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(UserError, match=r"lists model-00002-of-00002\.safetensors, which are not there"):
         load(folder)
+    for damaged, message in (("{", "not valid JSON"), ("{}", "no weight_map"), ("[]", "expected a JSON object")):
+        (folder / "model.safetensors.index.json").write_text(damaged)
+        with pytest.raises(UserError, match=rf"model\.safetensors\.index\.json: {message}"):
+            load(folder)
     (folder / "model.safetensors.index.json").unlink()
     with pytest.raises(UserError, match="neither model"):
         load(folder)
