@@ -6,6 +6,7 @@ Values are checked once, here, and trusted everywhere else.
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -17,6 +18,14 @@ from mars_jax.data.config import DataConfig
 from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
 from mars_jax.objective.streams import StreamConfig, noisy_capacity
+
+
+def _check_least(section, least: float, *names: str) -> None:
+    """Refuse a number of a section below `least`, infinite or NaN; None passes."""
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"{name}={value} must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,10 @@ class ScratchSection:
     rope_theta: float = 10000.0
     tie_embeddings: bool = True
     max_positions: int = 2048
+
+    def __post_init__(self):
+        _check_least(self, 1, "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_positions")
+        _check_least(self, 1, "num_heads", "num_kv_heads", "rope_theta")
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """The architecture; `vocab_size` is the trained tokenizer's, which may be smaller than asked for."""
@@ -99,6 +112,9 @@ class ObjectiveSection:
     def __post_init__(self):
         if self.block_size < 2:
             raise ValueError(f"block_size={self.block_size}: a block needs at least 2 tokens")
+        _check_least(self, 2, "row_length")
+        _check_least(self, 1, "noisy_length", "logits_chunk")
+        _check_least(self, 0, "ar_weight")
         if self.masks_per_block not in (None, self.block_size - 1, self.block_size):
             raise ValueError(
                 f"masks_per_block={self.masks_per_block} must be block_size-1={self.block_size - 1} (within) "
@@ -106,8 +122,8 @@ class ObjectiveSection:
             )
         if not 0 < self.block_fraction <= 1:
             raise ValueError(f"block_fraction={self.block_fraction} must lie in (0, 1]")
-        if any(weight < 0 for weight in self.offset_weights):
-            raise ValueError(f"offset_weights={self.offset_weights} must not be negative")
+        if not all(0 <= weight < math.inf for weight in self.offset_weights):
+            raise ValueError(f"offset_weights={self.offset_weights} must be finite and not negative")
         if not 0 <= self.distill <= 1:
             raise ValueError(f"distill={self.distill} must lie in [0, 1]")
         if self.distill and self.recipe == "block_diffusion":
@@ -145,6 +161,14 @@ class OptimizerSection:
     weight_decay: float = 0.0
     clip_norm: float = 1.0
 
+    def __post_init__(self):
+        _check_least(self, 0, "learning_rate", "eps", "weight_decay")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1)")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm} must be positive")
+
 
 @dataclass(frozen=True)
 class ScheduleSection:
@@ -157,6 +181,8 @@ class ScheduleSection:
     def __post_init__(self):
         if not 0 <= self.warmup_ratio < 1:
             raise ValueError(f"warmup_ratio={self.warmup_ratio} must lie in [0, 1)")
+        if not 0 <= self.final_ratio <= 1:
+            raise ValueError(f"final_ratio={self.final_ratio} must lie in [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -192,9 +218,8 @@ class TrainSection:
     def __post_init__(self):
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of train.steps and train.epochs")
-        for name in ("global_batch", "accumulation", "save_every", "keep", "eval_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        _check_least(self, 1, "steps", "epochs", "global_batch", "accumulation", "save_every", "keep", "eval_batches")
+        _check_least(self, 0, "eval_every", "seed")
         if self.keep_best is not None and (not self.eval_every or self.save_every % self.eval_every):
             raise ValueError(
                 f"keep_best={self.keep_best} needs an evaluation at every checkpoint: "
@@ -229,6 +254,12 @@ class LoggingSection:
     wandb_project: str | None = None
     profile_steps: tuple[int, int] | None = None
 
+    def __post_init__(self):
+        _check_least(self, 1, "every")
+        first, last = self.profile_steps or (1, 1)
+        if not 1 <= first <= last:
+            raise ValueError(f"profile_steps={self.profile_steps} must be a first and a last step, counted from 1")
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -243,6 +274,10 @@ class RunConfig:
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     mesh: MeshSection = field(default_factory=MeshSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
+
+    def __post_init__(self):
+        if not self.output_dir.strip():
+            raise ValueError("output_dir is empty: name the folder of the run")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -264,7 +299,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         if not OmegaConf.is_dict(loaded):
             raise UserError(f"{path}: expected sections of keys, found a list")
         tree = OmegaConf.to_container(OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides))), resolve=True)
-    except (OmegaConfBaseException, YAMLError) as error:
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, IndexError) as error:  # the last of a key like "["
         raise UserError(f"{path} with {list(overrides)}: {error}") from error
     return parse_config(tree, where=str(path))
 
