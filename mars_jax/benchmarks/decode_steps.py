@@ -82,6 +82,7 @@ def measure_steps(
         for turn in range(repeats + 1):
             for name, batch in ready.items():
                 began = time.perf_counter()
+                batch.make_room(STEPS)
                 jax.block_until_ready(batch.step(STEPS, until_one_finishes=False))
                 if turn:
                     taken[name].append((time.perf_counter() - began) / STEPS)

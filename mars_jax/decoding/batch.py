@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mars_jax.decoding import loop
-from mars_jax.decoding.planning import plan_of
+from mars_jax.decoding.planning import plan_of, without_drafts
 from mars_jax.decoding.requests import DecodeOptions, Request
 from mars_jax.decoding.settings import SCORES, Adjustment, Sampling, Settings
-from mars_jax.decoding.state import empty_state
+from mars_jax.decoding.state import empty_state, no_drafts
 
 SMALLEST_CAPACITY = 128
 SMALLEST_CHUNK, LARGEST_CHUNK = 32, 256  # tokens of a prompt prefilled at once
@@ -31,7 +31,8 @@ class Batch:
         self.lengths = np.zeros(engine.slots, np.int32)  # as last seen
         longest = max(self._limit(request) for request in requests)
         self.capacity = bucket(longest, SMALLEST_CAPACITY)
-        self.plan = plan_of([request.options for request in requests], self.capacity)
+        self.plan = self.wide = plan_of([request.options for request in requests], self.capacity)
+        self.cold = np.ones(engine.slots, bool)  # rows that will start the next call without drafts
         self.num_biases = bucket(max(len(request.options.logit_bias) for request in requests), least=8)
         self.num_slots = 0 if self.plan.cache == "recompute" else min(self.capacity, FIRST_SLOTS)
         cache = engine.network.init_cache(engine.slots, self.num_slots) if self.num_slots else None
@@ -47,7 +48,7 @@ class Batch:
         prompt = np.zeros(self.capacity, np.int32)
         length = len(request.token_ids)
         prompt[:length] = request.token_ids
-        self.limits[row], self.lengths[row] = self._limit(request), length
+        self.limits[row], self.lengths[row], self.cold[row] = self._limit(request), length, True
         cursor = 0 if self.plan.cache == "recompute" else length - 1
         self._grow(length)
         for start in range(0, cursor, LARGEST_CHUNK):
@@ -64,11 +65,27 @@ class Batch:
         cache = loop.prefill(self.engine.network, self.engine.weights, self.state.cache, row, padded, cursor, count)
         self.state = self.state._replace(cache=cache)
 
-    def step(self, steps: int, until_one_finishes: bool) -> loop.Report:
-        """Up to `steps` forwards; the report is of the device and may be read later."""
-        reach = np.minimum(self.lengths + steps * self.plan.run, self.limits)
+    def use_drafts(self, wanted: bool) -> np.ndarray:
+        """Go on with the wide plan or with its autoregressive twin; the cache stays as it is.
+
+        Returns the rows that start the next call without drafts, bool `[B]`.
+        """
+        plan = self.wide if wanted else without_drafts(self.wide)
+        if plan != self.plan:
+            self.plan = plan
+            drafts = no_drafts(plan, self.engine.slots, self.engine.cfg.vocab_size)
+            self.state = self.state._replace(drafts=drafts)
+        cold, self.cold = self.cold, np.full_like(self.cold, not wanted)
+        return cold
+
+    def make_room(self, steps: int):
+        """For as many more forwards."""
+        reach = np.minimum(self.lengths + steps * self.wide.run, self.limits)
         self._grow(int(reach.max()))
         self.lengths = np.maximum(self.lengths, reach)  # until seen
+
+    def step(self, steps: int, until_one_finishes: bool) -> loop.Report:
+        """Up to `steps` forwards, for which there must be room; the report is of the device and may be read later."""
         self.state, report = loop.decode(
             self.engine.network,
             self.plan,
@@ -83,7 +100,7 @@ class Batch:
 
     def saw(self, row: int, length: int):
         """A report of the last call but one said so; the last may have added as much again."""
-        self.lengths[row] = min(length + self.engine.steps * self.plan.run, self.limits[row])
+        self.lengths[row] = min(length + self.engine.steps * self.wide.run, self.limits[row])
 
     def evict(self, row: int):
         self.state = loop.evict(self.state, row)

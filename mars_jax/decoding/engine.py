@@ -4,6 +4,7 @@ A finished row frees its slot for the next request; nobody waits for the slowest
 one call late, while the device is at the next one.
 """
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mars_jax.decoding.adaptation import Adaptation
 from mars_jax.decoding.batch import Batch
 from mars_jax.decoding.loop import Report
 from mars_jax.decoding.network import DecoderNetwork
-from mars_jax.decoding.planning import shares_steps_with
+from mars_jax.decoding.planning import same_text_without_drafts, shares_steps_with
 from mars_jax.decoding.requests import DecodeOptions, Generation, Request, TokenLogprob
 from mars_jax.decoding.settings import Vocabulary
 from mars_jax.decoding.state import FINISH_REASONS
 from mars_jax.decoding.stops import find_stop
-from mars_jax.decoding.weights import decode_weights
+from mars_jax.decoding.weights import stored_weights
 from mars_jax.errors import UserError
 from mars_jax.models.loading import LoadedModel
 
@@ -30,15 +32,29 @@ class DecodeEngine:
 
     Requests may differ in everything; those whose modes one step can serve share a batch, without recompiling.
     steps: device steps between two looks of the host, most.
-    dtype: of weights, activations and cache.
+    dtype: of activations and cache.
+    weights: how they are stored: "float32", "bfloat16" or "int8".
+    adapt: leave drafts out while they do not pay here (`decoding.adaptation`). The exact modes' token ids stay as they
+        are; run lengths then depend on timing, as do the draws of sampling rows, whatever their seed.
     """
 
-    def __init__(self, model: LoadedModel, slots: int = 8, *, steps: int = 16, dtype=jnp.float32):
+    def __init__(
+        self,
+        model: LoadedModel,
+        slots: int = 8,
+        *,
+        steps: int = 16,
+        dtype=jnp.float32,
+        weights: str = "float32",
+        adapt: bool = False,
+    ):
         self.cfg, self.tokenizer, self.stop_ids = model.cfg, model.tokenizer, model.stop_ids
         self.slots, self.steps = slots, steps
         self.network = DecoderNetwork(model.cfg, dtype)
-        self.weights = decode_weights(model.params, model.cfg, dtype)
+        self.weights = stored_weights(model.params, model.cfg, weights)
         self.vocabulary = Vocabulary(jnp.asarray(model.emit_mask), jnp.int32(model.mask_id))
+        self.adapt = adapt
+        self._adaptations = defaultdict(Adaptation)  # by plan
         self._seeds = np.random.default_rng()
 
     def check(self, request: Request):
@@ -68,6 +84,9 @@ class DecodeEngine:
 
     def _serve(self, jobs: "list[_Job]") -> Iterator[tuple[int, Generation]]:
         batch = Batch(self, [job.request for job in jobs])
+        adaptation = None
+        if self.adapt and same_text_without_drafts([job.request.options for job in jobs]):
+            adaptation = self._adaptations[batch.wide]
         waiting, rows, unread = deque(jobs), [None] * self.slots, None
         while waiting or any(rows) or unread:
             for row in range(self.slots):
@@ -76,15 +95,32 @@ class DecodeEngine:
                     batch.insert(row, rows[row].request, self._seed(rows[row].request))
             called = None
             if any(rows):
-                report = batch.step(self.steps, until_one_finishes=bool(waiting))
-                called = (report, list(rows))
+                report, seen_by = self._step(batch, adaptation, until_one_finishes=bool(waiting))
+                called = (report, list(rows), seen_by)
             if unread:
                 yield from self._read(batch, rows, *unread)
             unread = called
 
-    def _read(self, batch: Batch, rows: list, report: Report, jobs: list) -> Iterator[tuple[int, Generation]]:
+    def _step(self, batch: Batch, adaptation: Adaptation | None, until_one_finishes: bool):
+        """The next call's report, and what to tell of it to the adaptation once it is read."""
+        batch.make_room(self.steps)
+        if adaptation is None:
+            return batch.step(self.steps, until_one_finishes), lambda report: None
+
+        turn = adaptation.turn((batch.capacity, batch.num_slots, batch.num_biases))
+        cold_B = batch.use_drafts(turn.wide)
+        jax.block_until_ready(batch.state if turn.timed else ())  # so that nothing else is timed
+        began = time.perf_counter()
+        report = batch.step(turn.steps or self.steps, until_one_finishes)
+        if turn.timed:
+            steps = int(np.asarray(report.forwards_done).max())  # waits for the call
+            adaptation.took(turn.wide, steps, time.perf_counter() - began)
+        return report, lambda report: adaptation.saw(turn.wide, report.gained, report.forwards_done, cold_B)
+
+    def _read(self, batch: Batch, rows: list, report: Report, jobs: list, seen_by) -> Iterator[tuple[int, Generation]]:
         """Results among what some steps did to the rows that held `jobs` then; frees their slots."""
         report = jax.device_get(report)
+        seen_by(report)
         for row, job in enumerate(jobs):
             if job is None or rows[row] is not job:
                 continue  # free then, or found finished in an earlier report

@@ -77,13 +77,18 @@ def evict(state: DecodeState, row: jax.Array) -> DecodeState:
 
 
 class Report(NamedTuple):
-    """What the host reads after some steps: fields of the state, as of then."""
+    """What the host reads after some steps: fields of the state, as of then, and what these steps did.
+
+    gained, forwards_done: int32 `[B]`, tokens that each row gained in these steps, and the forwards they took.
+    """
 
     tokens: jax.Array
     forward: jax.Array
     length: jax.Array
     finish: jax.Array
     logprobs: Logprobs | None
+    gained: jax.Array
+    forwards_done: jax.Array
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(5,))
@@ -109,5 +114,7 @@ def decode(
         steps, state = carry
         return steps + 1, step(network, plan, weights, vocabulary, settings, state)
 
+    before = state
     _, state = jax.lax.while_loop(going_on, advance, (jnp.zeros((), jnp.int32), state))
-    return state, Report(state.tokens, state.forward, state.length, state.finish, state.logprobs)
+    gained, done = state.length - before.length, state.forwards - before.forwards
+    return state, Report(state.tokens, state.forward, state.length, state.finish, state.logprobs, gained, done)

@@ -36,6 +36,16 @@ def plan_of(options: Sequence[DecodeOptions], capacity: int) -> Plan:
     return replace(plan, sampled=any(o.sampled for o in options), adjusted=any(o.adjusted for o in options))
 
 
+def same_text_without_drafts(options: Sequence[DecodeOptions]) -> bool:
+    """Whether any drafts of these requests' batch can be left out without changing what it returns."""
+    return all(o.exact or o.mode == "ar" for o in options) and any(o.exact for o in options)
+
+
+def without_drafts(plan: Plan) -> Plan:
+    """The autoregressive step shape that rows of an exact plan can go on with."""
+    return replace(plans.autoregressive(), sampled=plan.sampled, adjusted=plan.adjusted, logprobs=plan.logprobs)
+
+
 def _cursor_plan(options: Sequence[DecodeOptions]) -> Plan:
     """Wide enough for every row: a row uses what its own width says."""
     width = max(o.width for o in options)

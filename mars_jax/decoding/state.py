@@ -50,20 +50,25 @@ class DecodeState(NamedTuple):
         return self.length - self.cursor
 
 
+def no_drafts(plan: Plan, batch: int, vocab_size: int) -> Drafts:
+    """What rows have before their first forward with this plan."""
+    q = jnp.zeros((batch, plan.drafts, vocab_size)) if plan.sampled and plan.masks and plan.drafts else None
+    return Drafts(jnp.zeros((batch, plan.drafts), jnp.int32), jnp.zeros(batch, jnp.int32), q)
+
+
 def empty_state(plan: Plan, cache, batch: int, capacity: int, vocab_size: int) -> DecodeState:
     """A batch of rows that are all finished: free slots."""
 
     def zeros():  # every field its own buffer, for the state is donated
         return jnp.zeros(batch, jnp.int32)
 
-    q = jnp.zeros((batch, plan.drafts, vocab_size)) if plan.sampled and plan.masks and plan.drafts else None
     return DecodeState(
         cache=cache,
         tokens=jnp.zeros((batch, capacity), jnp.int32),
         forward=jnp.full((batch, capacity), -1, jnp.int32),
         length=zeros(),
         cursor=zeros(),
-        drafts=Drafts(jnp.zeros((batch, plan.drafts), jnp.int32), zeros(), q),
+        drafts=no_drafts(plan, batch, vocab_size),
         forwards=zeros(),
         finish=jnp.full(batch, LENGTH, jnp.int32),
         logprobs=None if plan.logprobs is None else logprobs.empty(batch, capacity, plan.logprobs),

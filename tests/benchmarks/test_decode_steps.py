@@ -29,7 +29,7 @@ def matrix_flops(tokens: int, predictions: int, cached: int) -> int:
 @pytest.mark.parametrize(
     ("name", "tokens", "predictions", "cached"),
     [
-        ("ar", 1, 1, 64),  # the bucket of 40 tokens of context and those of the timed steps
+        ("ar", 1, 1, 128),  # the bucket of 40 tokens of context and those of the timed steps
         ("verify tree K=1", 4, 4, 128),  # root, draft, and a placeholder after each
     ],
 )

@@ -16,7 +16,9 @@ from scipy.stats import chisquare
 
 from mars_jax.decoding import choice
 from mars_jax.decoding import plan as plans
+from mars_jax.decoding.planning import without_drafts
 from mars_jax.decoding.sampling import distribution
+from mars_jax.decoding.state import no_drafts
 
 V, LENGTH, N = 4, 4, 16
 PROMPT = [1]
@@ -131,3 +133,16 @@ def test_the_test_sees_drafts_warped_differently(params, name, monkeypatch):
     plan = replace(SHAPES[name], sampled=True, real=SHAPES[name].real + 1)
     counts, _ = frequencies(params, plan)
     assert p_value(counts, probability_of_texts(params)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["chain-3", "tree-3"])
+def test_texts_keep_their_frequencies_when_drafts_are_left_out_now_and_then(params, name):
+    """With drafts for two forwards, one without them, then with them again, from no drafts at all."""
+    plan = replace(SHAPES[name], sampled=True)
+    network, state, given = TableNetwork(), *rows_of_many(params, plan, [PROMPT] * SAMPLES)
+    for shape, steps in ((plan, 2), (without_drafts(plan), 1), (plan, LENGTH)):
+        state = state._replace(drafts=no_drafts(shape, SAMPLES, V))
+        state = decode(network, shape, params, vocabulary(V), given, state, steps=steps)
+    texts = np.array(state.tokens)[:, 1 : 1 + LENGTH] @ V ** np.arange(LENGTH)[::-1]
+    counts = np.bincount(texts, minlength=V**LENGTH)
+    assert p_value(counts, probability_of_texts(params)) > 1e-3
