@@ -17,6 +17,8 @@ from mars_jax.models.decoder import rms_norm
 from mars_jax.models.rope import rotate, rotation
 from mars_jax.objective.visibility import Tokens, public, visible
 
+CHUNK = 1 << 19  # int8 weights that a CPU widens at a time, about
+
 
 class Network(Protocol):
     """What the decoding loop needs of a model; hashable, for it is a static argument."""
@@ -111,15 +113,37 @@ class DecoderNetwork:
 
     def logits(self, weights: Weights, hidden_BXD):
         batch, count, _ = hidden_BXD.shape
-        logits_VN = jnp.matmul(
-            weights["head"], hidden_BXD.reshape(batch * count, -1).T, preferred_element_type=jnp.float32
-        )
+        head = weights.get("head", {"kernel": weights["embedding"]})
+        logits_VN = _product(head, hidden_BXD.reshape(batch * count, -1).T)
         return logits_VN.T.reshape(batch, count, -1)
 
 
 def _linear(w: Weights, x_IN: jax.Array) -> jax.Array:
-    y_ON = w["kernel"] @ x_IN
+    y_ON = _product(w, x_IN).astype(x_IN.dtype)
     return y_ON + w["bias"] if "bias" in w else y_ON
+
+
+def _product(w: Weights, x_IN: jax.Array) -> jax.Array:
+    """Float32 `kernel @ x`; a kernel of a narrower type is widened as it is read."""
+    kernel_OI = w["kernel"]
+    if kernel_OI.dtype != jnp.int8:
+        return _widened(kernel_OI, x_IN)
+    return jax.lax.platform_dependent(kernel_OI, x_IN, cpu=_widened_by_chunks, default=_widened) * w["scale"]
+
+
+def _widened(kernel_OI: jax.Array, x_IN: jax.Array) -> jax.Array:
+    return jnp.matmul(kernel_OI.astype(x_IN.dtype), x_IN, preferred_element_type=jnp.float32)
+
+
+def _widened_by_chunks(kernel_OI: jax.Array, x_IN: jax.Array) -> jax.Array:
+    """Chunks that stay in a core's cache: else XLA widens all kernels at once and keeps them."""
+    outputs, columns = kernel_OI.shape[0], x_IN.shape[1]
+    if columns == 1:  # the matrix-vector product would widen each number on its own, many times as slow
+        x_IN = jnp.concatenate([x_IN, x_IN], axis=1)
+    least = max(2, kernel_OI.size // CHUNK)
+    chunks = next(n for n in range(least, outputs + 1) if outputs % n == 0)
+    y_CON = jax.lax.map(lambda k: _widened(k, x_IN), kernel_OI.reshape(chunks, outputs // chunks, -1))
+    return y_CON.reshape(outputs, -1)[:, :columns]
 
 
 def _masks(visibility: Tokens, cache, cursor_B):

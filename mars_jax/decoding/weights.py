@@ -3,6 +3,8 @@
 On CPU, XLA multiplies `[out, in] @ [in, tokens]` up to twice as fast as `[tokens, in] @ [in, out]` when tokens are few:
 the weights need no repacking. So matrices are transposed, those that read the same input are joined, and layers are
 separate arrays (a scan would copy each layer's weights out of the stack at every step).
+
+Fewer bytes are read where matrices are stored in bfloat16 or int8; products widen them to the activations' type.
 """
 
 from functools import partial
@@ -11,10 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
 from mars_jax.models.parameters import Params
 
 Weights = dict[str, Any]  # nested dict of arrays; "layers" is a tuple
+
+# How weights can be stored: the `dtype` and `quantize` of `decode_weights`.
+STORAGE = {"float32": (jnp.float32, False), "bfloat16": (jnp.bfloat16, False), "int8": (jnp.float32, True)}
 
 
 def _joined(*linears: Params) -> Weights:
@@ -39,19 +45,43 @@ def _layer(p: Params) -> Weights:
     }
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def decode_weights(params: Params, cfg: ModelConfig, dtype=jnp.float32) -> Weights:
-    """The weights of `parameter_specs(cfg)`-shaped params (layers stacked), in `dtype`; norm scales stay float32."""
-    table = params["embedding"]["table"]
+def stored_weights(params: Params, cfg: ModelConfig, storage: str) -> Weights:
+    """`decode_weights` by the name of a storage; UserError for any other name."""
+    if storage not in STORAGE:
+        raise UserError(f"weights={storage!r}: expected one of {', '.join(STORAGE)}")
+    return decode_weights(params, cfg, *STORAGE[storage])
+
+
+def _quantized(linear: Weights) -> Weights:
+    """`kernel` as int8 and `scale` float32 `[out, 1]`: a row is its integers times its scale, the largest is 127."""
+    kernel = linear["kernel"].astype(jnp.float32)
+    peak = jnp.max(jnp.abs(kernel), axis=1, keepdims=True)
+    scale = jnp.where(peak > 0, peak, 1.0) / 127
+    return linear | {"kernel": jnp.round(kernel / scale).astype(jnp.int8), "scale": scale}
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def decode_weights(params: Params, cfg: ModelConfig, dtype=jnp.float32, quantize: bool = False) -> Weights:
+    """The weights of `parameter_specs(cfg)`-shaped params (layers stacked), in `dtype`; norm scales stay float32.
+
+    quantize: store matrices as int8 with a float32 scale for every output; embedding, norms and biases stay as they
+        are, and so does a tied head, for it is the embedding.
+    """
     layers = tuple(_layer(jax.tree.map(lambda a, i=i: a[i], params["layers"])) for i in range(cfg.num_layers))
     weights = {
-        "embedding": table,
+        "embedding": params["embedding"]["table"],
         "layers": layers,
         "final_norm": params["final_norm"]["scale"],
-        "head": table if cfg.tie_embeddings else params["head"]["kernel"].T,
     }
+    if not cfg.tie_embeddings:
+        weights["head"] = {"kernel": params["head"]["kernel"].T}
 
     def cast(path, a):
         return a.astype(jnp.float32 if path[-1].key.endswith("norm") else dtype)
 
-    return jax.tree_util.tree_map_with_path(cast, weights)
+    weights = jax.tree_util.tree_map_with_path(cast, weights)
+    return jax.tree.map(lambda w: _quantized(w) if quantize and _is_linear(w) else w, weights, is_leaf=_is_linear)
+
+
+def _is_linear(weights) -> bool:
+    return isinstance(weights, dict) and "kernel" in weights
