@@ -13,6 +13,7 @@ from mars_jax.benchmarks.ablation import (
     Result,
     decode_options,
     read_result,
+    select,
     settings_of,
     write_result,
 )
@@ -106,6 +107,11 @@ def test_results_come_back_from_their_file(tmp_path):
 def test_unknown_variant_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(UserError, match=r"'quater': expected some of ar_sft, mars, .*quarter"):
         _run(tmp_path, "--only", "mars,quater")
+
+
+def test_variants_come_in_the_order_named():
+    assert [variant.name for variant in select(["quarter", "mars"])] == ["quarter", "mars"]
+    assert select(None) == list(VARIANTS)
 
 
 def test_table_of_nothing_is_refused(tmp_path):
