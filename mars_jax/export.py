@@ -11,7 +11,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = cli.parser(
         "export",
         "Write a checkpoint as a Hugging Face folder, which transformers and every server load without custom code.",
-        "python -m mars_jax.export --checkpoint runs/quickstart/mars --out exported",
+        "python -m mars_jax.export --checkpoint runs/quickstart/mars --out runs/exported",
     )
     parser.add_argument(
         "--checkpoint",

@@ -15,7 +15,7 @@ def build_parser() -> argparse.ArgumentParser:
         "report",
         "Turn results of `evaluate` (or the points of `sweep`) into the paper's tables, its numbers beside ours. "
         "A run is set beside the paper's row of the same label (`evaluate --label 'MARS B=4'`), mode and nearest size.",
-        "python -m mars_jax.report runs/eval/* --markdown report.md --html report.html",
+        "python -m mars_jax.report runs/evaluation --markdown report.md --html report.html",
     )
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="PATH", help="results.json, or a folder that holds one"

@@ -152,6 +152,11 @@ def make_eval_pipeline(
 ) -> Pipeline:
     """One pass over the held-out chats, in order; the last batch is filled up with empty rows."""
     rows, report = held_out_rows(cfg, stream, tokenizer)
+    if not report.trained_tokens:
+        raise UserError(
+            f"nothing to evaluate on in the held-out chats of {report}. Give data.eval_path (a tenth of data.path is "
+            "held out at most, none of fewer than ten chats), or leave evaluation out with train.eval_every=0"
+        )
     log.info("%s", report)
     share = {"process_index": process_index, "process_count": process_count}
     return Pipeline(rows, report, stream, global_batch_rows, **share, epochs=1, shuffle=False)

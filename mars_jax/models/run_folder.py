@@ -3,6 +3,10 @@
 Layout: `hf/` holds config and tokenizer (`hf_folder.write_metadata`), `checkpoints/<step>/params` the parameter tree.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import jax
 from etils import epath
 
@@ -28,7 +32,9 @@ def restore_parameters(folder: epath.Path, cfg: ModelConfig, *, dtype, shardings
     checkpoints = absolute(folder / CHECKPOINTS)
     if not checkpoints.is_dir():
         raise UserError(f"{folder}: no checkpoint yet")
-    with ocp.CheckpointManager(checkpoints, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+    with _no_warnings():
+        manager = ocp.CheckpointManager(checkpoints, options=ocp.CheckpointManagerOptions(read_only=True))
+    with manager:
         steps = sorted(manager.all_steps())
         if not steps:
             raise UserError(f"{folder}: no complete checkpoint yet")
@@ -44,3 +50,15 @@ def restore_parameters(folder: epath.Path, cfg: ModelConfig, *, dtype, shardings
             return manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target))).params
         except (ValueError, KeyError, OSError) as error:
             raise UserError(f"{checkpoints / str(step)}: cannot be read ({error}); choose another step") from error
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Orbax warns three times that a read-only manager does not write."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

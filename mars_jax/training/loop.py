@@ -227,11 +227,11 @@ class Run:
         values["seconds"] = time.perf_counter() - began
         self.metrics.write("eval", step, values)
         log.info(
-            "step %d  held-out loss %.4f  ar %.4f  accuracy %s",
+            "step %d  held-out loss %.4f  ar %.4f  accuracy by placeholders looked through %s",
             step,
             values["loss"],
             values["loss_ar"],
-            values["accuracy"],
+            " ".join("-" if value is None else f"{value:.3f}" for value in values["accuracy"]),
         )
         self.last_read = time.perf_counter()
         return values

@@ -181,6 +181,12 @@ def test_nothing_to_train_is_an_error_not_a_nan(tokenizer, tmp_path):
         make_pipeline(data, STREAM, tokenizer, global_batch_rows=2, seed=0)
 
 
+def test_too_few_chats_to_hold_some_out_name_the_way_out(tokenizer, tmp_path):
+    data = write(tmp_path / "chats.jsonl", [qa("hi", "yes")] * 9)
+    with pytest.raises(UserError, match=r"nothing to evaluate on .*0 of 0 chats kept.*data.eval_path.*eval_every=0"):
+        make_eval_pipeline(dataclasses.replace(data, eval_rows=4), STREAM, tokenizer, global_batch_rows=2)
+
+
 def test_padding_that_is_the_end_token_is_not_trained(tmp_path):
     tokenizer = tokenizer_for(chat_templates.CHATML)
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
