@@ -113,7 +113,8 @@ class ObjectiveSection:
         if self.block_size < 2:
             raise ValueError(f"block_size={self.block_size}: a block needs at least 2 tokens")
         _check_least(self, 2, "row_length")
-        _check_least(self, 1, "noisy_length", "logits_chunk")
+        _check_least(self, 1, "logits_chunk")
+        _check_least(self, 0 if self.recipe == "ar_sft" else 1, "noisy_length")
         _check_least(self, 0, "ar_weight")
         if self.masks_per_block not in (None, self.block_size - 1, self.block_size):
             raise ValueError(
