@@ -5,6 +5,8 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that reaches for a hub is wrong
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Eight devices on few cores meet late where the machine is busy; by default XLA aborts the process after 40 s.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_collective_call_terminate_timeout_seconds=900"
 
 import jax
 import pytest

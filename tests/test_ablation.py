@@ -1,8 +1,10 @@
 """The ablation command: what its table says, what it refuses, what it does not run twice."""
 
 import dataclasses
+import functools
 import json
 
+import jax
 import pytest
 from helpers.tiny_run import tiny_tree
 
@@ -20,6 +22,8 @@ from mars_jax.benchmarks.ablation import (
 from mars_jax.benchmarks.ablation_report import drafts_taken, table
 from mars_jax.config import ObjectiveSection, load_config
 from mars_jax.errors import UserError
+from mars_jax.training import loop
+from mars_jax.training.setup import run_mesh
 
 TREE = Decoding(tokens_per_forward=2.25, acceptance_by_offset=[1.0, 0.75, 0.5], right_answers=0.9, same_as_ar=1.0)
 RESULT = Result(
@@ -150,6 +154,8 @@ def test_two_variants_from_one_start(tmp_path, monkeypatch, capsys):
         tree["model"] = {"path": "replaced"} if name == "mars" else tree["model"]
         (configs / f"ablation_{name}.yaml").write_text(json.dumps(tree))
     monkeypatch.setattr(ablation, "CONFIGS", configs)
+    # Runs take every device there is; one is enough here.
+    monkeypatch.setattr(loop, "run_mesh", functools.partial(run_mesh, devices=jax.devices()[:1]))
     _run(out, "--only", "mars", "--prompts", "4")
     first = (out / "mars" / ablation.RESULT).read_text()
     _run(out, "--only", "mars,half", "--prompts", "4")
