@@ -10,7 +10,9 @@ EXAMPLE = "python -m mars_jax.train --config configs/quickstart_mars.yaml train.
 
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.parser("train", __doc__.split(": ", 1)[1], EXAMPLE)
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of a run, see mars_jax/config.py")
+    parser.add_argument(
+        "--config", required=True, metavar="FILE", help="YAML file; mars_jax/config_sections.py lists its keys"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the resulting configuration and stop")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted keys that replace those of the file")
     return parser

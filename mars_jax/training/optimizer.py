@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from mars_jax.config import OptimizerSection, ScheduleSection
+from mars_jax.config_sections import OptimizerSection, ScheduleSection
 from mars_jax.models.config import ModelConfig
 from mars_jax.models.parameters import Params, is_spec, parameter_specs
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.objective import small_model
 
-from mars_jax.config import OptimizerSection, ScheduleSection
+from mars_jax.config_sections import OptimizerSection, ScheduleSection
 from mars_jax.training.optimizer import decayed_names, make_optimizer, make_schedule
 
 MATRICES = [
