@@ -81,7 +81,7 @@ def _score_batch(params, cfg, tokens_BT, lengths_B, sources_BM, targets_BM, used
     seen_by = public((positions_BT < lengths_B[:, None]).astype(jnp.int32), positions_BT)
     mask_BTT = visible(seen_by, seen_by)
     hidden_BTD = decoder.forward(
-        params, cfg, tokens_BT, positions_BT, lambda q, k, v, _: dense_attention(q, k, v, mask_BTT), dtype=dtype
+        params, cfg, tokens_BT, positions_BT, lambda q, k, v: dense_attention(q, k, v, mask_BTT), dtype=dtype
     )
 
     def one_chunk(chunk):

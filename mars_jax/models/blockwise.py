@@ -165,7 +165,7 @@ def make_attend(batch, tile: int = TILE):
     """`attend` for a batch, as `objective.losses.dense_attend`: the same numbers for the cost of the useful tiles."""
     plan = plan_tiles(batch.visibility, tile)
 
-    def attend(q, k, v, _):
+    def attend(q, k, v):
         return blockwise_attention(q, k, v, plan)
 
     return attend

@@ -1,11 +1,10 @@
 """The decoder: a Flax NNX holder of parameters and pure functions that compute with them.
 
-Axes: B batch row, T query tokens, S cache slots, D model, H heads, K kv heads, E head dim, F mlp, V vocabulary,
+Axes: B batch row, T tokens, D model, H heads, K kv heads, E head dim, F mlp, V vocabulary,
 L layers.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,8 @@ from mars_jax.models.config import ModelConfig
 from mars_jax.models.parameters import Params
 from mars_jax.models.rope import rotate, rotation
 
-# attend(q_BTHE, k_BTKE, v_BTKE, layer_cache) -> out_BTHE
-Attend = Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array]
+# attend(q_BTHE, k_BTKE, v_BTKE) -> out_BTHE
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Decoder(nnx.Module):
@@ -55,8 +54,8 @@ def _heads(x_BTX: jax.Array, head_dim: int) -> jax.Array:
     return x_BTX.reshape(*x_BTX.shape[:2], -1, head_dim)
 
 
-def layer(x_BTD, p: Params, cfg: ModelConfig, rope, attend: Attend, layer_cache):
-    """One transformer layer. Returns `(x_BTD, (k_BTKE, v_BTKE))` with rotated keys."""
+def layer(x_BTD, p: Params, cfg: ModelConfig, rope, attend: Attend) -> jax.Array:
+    """One transformer layer, `[B, T, D]` to the same."""
     attention = p["attention"]
     h = rms_norm(x_BTD, p["attention_norm"]["scale"], cfg.norm_eps)
     q = _heads(linear(h, attention["query"]), cfg.head_dim)
@@ -66,11 +65,11 @@ def layer(x_BTD, p: Params, cfg: ModelConfig, rope, attend: Attend, layer_cache)
         q = rms_norm(q, attention["query_norm"]["scale"], cfg.norm_eps)
         k = rms_norm(k, attention["key_norm"]["scale"], cfg.norm_eps)
     q, k = rotate(q, *rope), rotate(k, *rope)
-    out = attend(q, k, v, layer_cache)
+    out = attend(q, k, v)
     x_BTD = x_BTD + linear(out.reshape(*x_BTD.shape[:2], -1), attention["output"])
     h = rms_norm(x_BTD, p["mlp_norm"]["scale"], cfg.norm_eps)
     h = jax.nn.silu(linear(h, p["mlp"]["gate"])) * linear(h, p["mlp"]["up"])
-    return x_BTD + linear(h, p["mlp"]["down"]), (k, v)
+    return x_BTD + linear(h, p["mlp"]["down"])
 
 
 def embed(params: Params, tokens_BT: jax.Array, dtype) -> jax.Array:
@@ -86,28 +85,6 @@ def unembed(params: Params, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:
     return jnp.einsum("...D,DV->...V", hidden, kernel, preferred_element_type=jnp.float32)
 
 
-def unstack_layers(params: Params) -> Params:
-    """The same parameters with `layers` as a tuple of per-layer dicts: unrolled instead of scanned.
-
-    On CPU a scan copies every layer's weights out of the stacked array at each step; separate arrays are read in place.
-    """
-    count = jax.tree.leaves(params["layers"])[0].shape[0]
-    layers = tuple(jax.tree.map(lambda a, i=i: a[i], params["layers"]) for i in range(count))
-    return {**params, "layers": layers}
-
-
-def _run_layers(params: Params, body, x, cache):
-    """Run `body(x, (layer_params, layer_cache)) -> (x, y)` over all layers; ys are stacked if the layers are."""
-    layers = params["layers"]
-    if isinstance(layers, tuple):
-        ys = []
-        for i, p in enumerate(layers):
-            x, y = body(x, (p, None if cache is None else cache[i]))
-            ys.append(y)
-        return x, tuple(ys)
-    return jax.lax.scan(body, x, (layers, cache))
-
-
 def forward(
     params: Params,
     cfg: ModelConfig,
@@ -120,15 +97,13 @@ def forward(
 ) -> jax.Array:
     """Final hidden states `[B, T, D]` (after the last norm) of a forward without a cache.
 
-    `attend` is called as `attend(q, k, v, None)`. With `remat`, each layer is recomputed in the backward pass.
+    `attend` is called with rotated queries and keys. With `remat`, each layer is recomputed in the backward pass.
     """
     rope = rotation(cfg, positions_BT)
 
-    def body(x, scanned):
-        p, _ = scanned
-        x, _ = layer(x, p, cfg, rope, attend, None)
-        return x, None
+    def body(x, p):
+        return layer(x, p, cfg, rope, attend), None
 
     body = jax.checkpoint(body) if remat else body
-    x, _ = _run_layers(params, body, embed(params, tokens_BT, dtype), None)
+    x, _ = jax.lax.scan(body, embed(params, tokens_BT, dtype), params["layers"])
     return rms_norm(x, params["final_norm"]["scale"], cfg.norm_eps)

@@ -139,7 +139,7 @@ def make_attend(batch, tile: int = LANES, interpret: bool = False):
     """`attend` for a batch, as `objective.losses.dense_attend`, on TPU."""
     plan = plan_tiles(batch.visibility, tile)
 
-    def attend(q, k, v, _):
+    def attend(q, k, v):
         return splash_attention(q, k, v, plan, interpret=interpret)
 
     return attend

@@ -37,7 +37,7 @@ def dense_attend(batch: Batch):
     """`attend` for a batch: the reference, with the whole `[B, T, T]` mask."""
     mask = visible(batch.visibility, batch.visibility)
 
-    def attend(q, k, v, _):
+    def attend(q, k, v):
         return dense_attention(q, k, v, mask)
 
     return attend

@@ -31,7 +31,7 @@ def over_mesh(plan_tiles: Callable, attention: Callable, mesh: Mesh) -> Callable
 
     def make_attend(batch):
         plan = plan_rows(batch.visibility)
-        return lambda q, k, v, _: attend_heads(q, k, v, plan)
+        return lambda q, k, v: attend_heads(q, k, v, plan)
 
     return make_attend
 

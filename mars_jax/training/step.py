@@ -74,7 +74,7 @@ def constrain_attend(make_attend: Callable, mesh: Mesh) -> Callable:
 
     def make(batch: Batch):
         attend = make_attend(batch)
-        return lambda q, k, v, cache: pin(attend(pin(q), pin(k), pin(v), cache))
+        return lambda q, k, v: pin(attend(pin(q), pin(k), pin(v)))
 
     return make
 

@@ -44,7 +44,7 @@ def test_chunks_against_a_cache_give_the_logits_of_one_plain_forward(name):
     positions = jnp.broadcast_to(jnp.arange(12), (2, 12))
     causal = public(jnp.ones_like(positions), positions)
     mask = visible(causal, causal)
-    hidden = decoder.forward(params, cfg, tokens, positions, lambda q, k, v, _: dense_attention(q, k, v, mask))
+    hidden = decoder.forward(params, cfg, tokens, positions, lambda q, k, v: dense_attention(q, k, v, mask))
     expected = decoder.unembed(params, cfg, hidden)
 
     network, weights = DecoderNetwork(cfg), decode_weights(params, cfg)

@@ -53,7 +53,7 @@ def plain_logits(cfg, params, tokens):
 
     @jax.jit
     def logits(params):
-        hidden = decoder.forward(params, cfg, tokens, positions, lambda q, k, v, _: dense_attention(q, k, v, mask))
+        hidden = decoder.forward(params, cfg, tokens, positions, lambda q, k, v: dense_attention(q, k, v, mask))
         return decoder.unembed(params, cfg, hidden)
 
     return np.asarray(logits(params))

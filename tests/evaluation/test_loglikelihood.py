@@ -17,7 +17,7 @@ def alone(context, continuation):
     tokens, positions = jnp.asarray(ids[None, :-1]), jnp.arange(len(ids) - 1)[None]
     mask = jnp.asarray(np.tril(np.ones((1, len(ids) - 1, len(ids) - 1), bool)))
     hidden = decoder.forward(
-        tiny.params(), tiny.CONFIG, tokens, positions, lambda q, k, v, _: dense_attention(q, k, v, mask)
+        tiny.params(), tiny.CONFIG, tokens, positions, lambda q, k, v: dense_attention(q, k, v, mask)
     )
     logits = np.asarray(decoder.unembed(tiny.params(), tiny.CONFIG, hidden))[0].astype(np.float64)
     total, exact = 0.0, True

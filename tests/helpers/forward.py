@@ -16,7 +16,7 @@ def causal_logits(params, cfg, tokens_BT) -> jax.Array:
     length = tokens_BT.shape[1]
     mask = jnp.tril(jnp.ones((1, length, length), bool))
 
-    def attend(q, k, v, _):
+    def attend(q, k, v):
         return dense_attention(q, k, v, mask)
 
     hidden = decoder.forward(params, cfg, jnp.asarray(tokens_BT), jnp.arange(length)[None], attend)

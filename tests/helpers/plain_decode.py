@@ -19,7 +19,7 @@ def model_of(params, cfg, mask_id):
 
     @jax.jit
     def forward(ids, positions, mask):
-        def attend(q, k, v, _):
+        def attend(q, k, v):
             return dense_attention(q, k, v, mask)
 
         return decoder.unembed(params, cfg, decoder.forward(params, cfg, ids, positions, attend))

@@ -24,13 +24,13 @@ def hidden_states(params, cfg, tokens_BT):
     positions = jnp.arange(length)[None]
     mask = jnp.tril(jnp.ones((1, length, length), bool))
 
-    def attend(q, k, v, _):
+    def attend(q, k, v):
         return dense_attention(q, k, v, mask)
 
     rope = decoder.rotation(cfg, positions)
     states = [decoder.embed(params, tokens_BT, jnp.float32)]
-    for layer in decoder.unstack_layers(params)["layers"][:-1]:
-        states.append(decoder.layer(states[-1], layer, cfg, rope, attend, None)[0])
+    for i in range(cfg.num_layers - 1):
+        states.append(decoder.layer(states[-1], jax.tree.map(lambda a, i=i: a[i], params["layers"]), cfg, rope, attend))
     hidden = decoder.forward(params, cfg, tokens_BT, positions, attend)
     return [*states, hidden], decoder.unembed(params, cfg, hidden)
 

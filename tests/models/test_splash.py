@@ -15,7 +15,7 @@ ROWS = [[60, 30, 40], [150], []]  # packed with padding, full, and all padding
 
 def _value_and_grads(make, batch, q, k, v, cotangent):
     def run(q, k, v):
-        out, pull_back = jax.vjp(lambda *qkv: make(batch)(*qkv, None), q, k, v)
+        out, pull_back = jax.vjp(make(batch), q, k, v)
         return out, *pull_back(cotangent)
 
     return jax.jit(run)(q, k, v)

@@ -45,7 +45,7 @@ def _entry_losses() -> list[tuple[float, float, float, int]]:
             mask[0, q, k] = v.segment[q] == v.segment[k] != 0 and (public or own)
 
     def logits(tokens, positions, mask):
-        def attend(q, k, v, _):
+        def attend(q, k, v):
             return dense_attention(q, k, v, jnp.asarray(mask))
 
         hidden = decoder.forward(PARAMS, CFG, jnp.asarray(tokens)[None], jnp.asarray(positions)[None], attend)

@@ -26,7 +26,7 @@ def causal_hidden(params, cfg, ids, dtype=jnp.float32):
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     key = public(jnp.ones_like(positions), positions)
 
-    def attend(q, k, v, _):
+    def attend(q, k, v):
         return dense_attention(q, k, v, visible(key, key))
 
     return decoder.forward(params, cfg, tokens, positions, attend, dtype=dtype)[0]
@@ -93,7 +93,7 @@ def test_block_diffusion_hidden_states_equal_a_forward_with_an_open_block():
         mask = np.tri(stop, dtype=bool)
         mask[start:, start:] = True
 
-        def attend(q, k, v, _, mask=mask):
+        def attend(q, k, v, mask=mask):
             return dense_attention(q, k, v, jnp.asarray(mask)[None])
 
         expected = decoder.forward(params, cfg, ids, jnp.arange(stop, dtype=jnp.int32)[None], attend)[0, start:]

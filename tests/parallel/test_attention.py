@@ -17,7 +17,7 @@ ROWS = [[30, 9], [40], [], [12, 12, 12]]
 
 
 def _value_and_grads(make, batch, q, k, v, cotangent):
-    out, pull_back = jax.vjp(lambda *qkv: make(batch)(*qkv, None), q, k, v)
+    out, pull_back = jax.vjp(make(batch), q, k, v)
     return out, *pull_back(cotangent)
 
 
