@@ -3,7 +3,7 @@
 # A script's leading comment is its --help. Options come first, then `--`, then the arguments of
 # `python -m mars_jax.train`: --config FILE key=value …
 # shellcheck shell=bash
-# shellcheck disable=SC2034  # the variables set here are used by the scripts
+# shellcheck disable=SC2034,SC2154  # variables are set here and used by the scripts, and the other way round
 
 set -euo pipefail
 
@@ -49,28 +49,6 @@ ask() { ((DRY_RUN)) || "$@"; }
 
 need() { ((DRY_RUN)) || command -v "$1" >/dev/null || die "$1 is not on PATH; $2"; }
 
-# set_option VARIABLE --name VALUE …: refuses `--name --zone x` and a trailing `--name`.
-set_option() {
-  [[ $# -ge 3 && -n $3 && $3 != --* ]] || die "$2 needs a value (--help shows an example)"
-  printf -v "$1" %s "$3"
-}
-
-# estimate_option --prices FILE …: one of those that only `mars_jax.estimate` understands.
-estimate_option() {
-  local given
-  set_option given "$@"
-  ESTIMATE_ARGS+=("$1" "$given")
-}
-
-require() { [[ -n ${!1} ]] || die "--${1//_/-} is missing (--help shows an example)"; }
-
-whole_number() { [[ ${!1} =~ ^[0-9]+$ ]] || die "--${1//_/-} ${!1}: expected a whole number"; }
-
-# Cloud names: what GKE, Compute Engine and Slurm all accept.
-check_name() {
-  [[ $1 =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] || die "--name $1: use a-z, 0-9 and '-', at most 40, a letter first"
-}
-
 check_train_args() {
   [[ " ${TRAIN_ARGS[*]} " == *" --config "* ]] || die "no --config FILE after '--' (--help shows an example)"
   local i file
@@ -90,18 +68,31 @@ check_durable_output() {
   die "output_dir is not on Cloud Storage, so other machines could not resume: add output_dir=gs://BUCKET/PATH after '--'"
 }
 
-# --slice v5e:16x16 → GENERATION, TOPOLOGY, CHIPS, HOSTS (Google Cloud's multi-host slices have 4 chips a host).
-parse_slice() {
-  [[ $1 =~ ^(v4|v5e|v5p|v6e|tpu7x):([0-9]+(x[0-9]+){1,2})$ ]] ||
-    die "--slice $1: expected GENERATION:TOPOLOGY, such as v5e:16x16 or v5p:4x4x4 (v4, v5e, v5p, v6e, tpu7x)"
-  GENERATION=${BASH_REMATCH[1]}
-  TOPOLOGY=${BASH_REMATCH[2]}
-  CHIPS=$((${TOPOLOGY//x/*}))
-  HOSTS=$((CHIPS > 4 ? CHIPS / 4 : 1))
-}
-
-# Fit, step time and device-hours of the run on one slice, before any money is spent.
-estimate() {
+# Under --estimate all that a script does: fit, step time and device-hours of the run, before any money is spent.
+# estimate_only SLICE NUMBER_OF_SLICES
+estimate_only() {
+  ((ESTIMATE)) || return 0
+  check_train_args
   cd "$ROOT"
   run "$PYTHON" -m mars_jax.estimate --topology "$1" --slices "$2" "${ESTIMATE_ARGS[@]}" "${TRAIN_ARGS[@]}"
+  exit
 }
+
+# check_submission OPTION …: all that the wrappers of cluster tools check; these options must be given. With --estimate
+# nothing but the slices is asked for.
+check_submission() {
+  require slice
+  parse_slice "$slice"
+  whole_numbers num_slices
+  estimate_only "$slice" "$num_slices"
+  check_train_args
+  require "$@"
+  check_name "$name"
+  check_durable_output
+}
+
+# What the hosts of a cluster run.
+worker_command() { echo "launch/worker.sh $(quoted "${TRAIN_ARGS[@]}" mesh.distributed=true)"; }
+
+# shellcheck source=launch/options.sh
+source "$ROOT/launch/options.sh"

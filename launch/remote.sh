@@ -2,13 +2,36 @@
 #
 # The sourcing script defines `on_all COMMAND`, which runs COMMAND on all hosts of the slice and fails if one does,
 # and `copy_to_all FILE`, which places FILE in every home directory. For `up` also `create`, `wait_ready` and `delete`;
-# `lost`: whether a failure was a preemption after all; `make_way`: what must go before `create` can follow one.
+# `lost`: whether a failure was a preemption after all; `make_way`: what must go before `create` can follow one;
+# `slice_status`: what the cloud says of the slice.
 # shellcheck shell=bash
-# shellcheck disable=SC2154  # keep and max_failures are options of the sourcing script
+# shellcheck disable=SC2034,SC2154  # options are read here and used by the scripts
 
 # The trainer is a systemd unit there: it outlives the SSH session, and gets SIGTERM, with time to save, when the
 # machine is preempted or shut down. libtpu locks memory, of which services may have little by default.
 UNIT=mars-train
+
+COMMANDS=(up create wait setup run status logs delete)
+name='' zone='' slice='' project='' service_account='' network='' subnetwork=''
+max_failures=3 poll=30 lines=200 keep=0
+
+# Reads the options of both roads and the script's own, in VALUES and SWITCHES.
+parse_remote_options() {
+  VALUES+=(name zone slice project service-account network subnetwork max-failures poll lines)
+  SWITCHES+=(keep)
+  ESTIMATES=1
+  parse_options "$@"
+  require slice
+  parse_slice "$slice"
+}
+
+# What only a real slice needs.
+check_remote_options() {
+  require name zone
+  check_name "$name"
+  whole_numbers max_failures poll lines
+  need gcloud "install the Google Cloud CLI"
+}
 
 # The hosts get the committed files only, and the trainer runs in their copy of the checkout.
 check_committed_config() {
@@ -66,7 +89,7 @@ follow_workers() {
       unreachable=$((unreachable + 1))
       ((unreachable < 3)) || return "$EXIT_STOPPED"
     fi
-    sleep "$POLL"
+    sleep "$poll"
   done
   if grep -qx 'failed:2' <<<"$cause"; then return 2; fi
   if [[ -n $cause ]] && ! grep -qvx 'failed:75' <<<"$cause"; then return "$EXIT_STOPPED"; fi
@@ -115,6 +138,19 @@ up() {
       fi
       log "failed, $failures of $max_failures; starting again"
     fi
-    sleep "$POLL"
+    sleep "$poll"
   done
+}
+
+run_command() {
+  case $command in
+    up) up ;;
+    create) create ;;
+    wait) wait_ready ;;
+    setup) setup_hosts ;;
+    run) run_workers ;;
+    status) slice_status && print_worker_states ;;
+    logs) last_logs "$lines" ;;
+    delete) delete ;;
+  esac
 }

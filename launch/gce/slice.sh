@@ -32,57 +32,21 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 # shellcheck source=launch/remote.sh
 source "$ROOT/launch/remote.sh"
 
-name='' zone='' slice='' project='' reservation='' service_account='' network='' subnetwork='' spot=0
-max_failures=3 keep=0 lines=200 POLL=30
-command=${1:---help}
-[[ $command == --* ]] || shift
-while (($#)); do
-  case $1 in
-    --name) set_option name "$@" && shift ;;
-    --zone) set_option zone "$@" && shift ;;
-    --slice) set_option slice "$@" && shift ;;
-    --project) set_option project "$@" && shift ;;
-    --reservation) set_option reservation "$@" && shift ;;
-    --service-account) set_option service_account "$@" && shift ;;
-    --network) set_option network "$@" && shift ;;
-    --subnetwork) set_option subnetwork "$@" && shift ;;
-    --max-failures) set_option max_failures "$@" && shift ;;
-    --poll) set_option POLL "$@" && shift ;;
-    --lines) set_option lines "$@" && shift ;;
-    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
-    --spot) spot=1 ;;
-    --keep) keep=1 ;;
-    --estimate) ESTIMATE=1 ;;
-    --dry-run) DRY_RUN=1 ;;
-    --help) usage && exit 0 ;;
-    --) shift && TRAIN_ARGS=("$@") && break ;;
-    *) die "unknown option $1 (--help lists them)" ;;
-  esac
-  shift
-done
+reservation='' spot=0
+VALUES=(reservation)
+SWITCHES=(spot)
+parse_remote_options "$@"
 
-require slice
-parse_slice "$slice"
 case $GENERATION in
   v5p) machine=ct5p-hightpu-4t image=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e ;;
   v6e) machine=ct6e-standard-4t image=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e ;;
   tpu7x) machine=tpu7x-standard-4t image=ubuntu-accel-2404-amd64-tpu-tpu7x ;;
   *) die "--slice $slice: Compute Engine has v5p, v6e and tpu7x; take launch/gke/ or launch/tpu_vm/ for $GENERATION" ;;
 esac
-if ((ESTIMATE)); then
-  check_train_args
-  estimate "$slice" 1
-  exit
-fi
+estimate_only "$slice" 1
 ((CHIPS >= 4)) || die "--slice $slice: the smallest group here is one host of 4 chips"
-require name
-require zone
-check_name "$name"
-whole_number max_failures
-whole_number POLL
-whole_number lines
+check_remote_options
 ((spot == 0)) || [[ -z $reservation ]] || die "--spot --reservation $reservation: choose one"
-need gcloud "install the Google Cloud CLI"
 region=${zone%-*}
 in_project=(${project:+--project="$project"})
 in_zone=(--zone="$zone" "${in_project[@]}")
@@ -172,17 +136,6 @@ delete() {
 lost() { false; } # hosts that no longer answer have been noticed by then
 make_way() { running || delete_group; }
 
-case $command in
-  up) up ;;
-  create) create ;;
-  wait) wait_ready ;;
-  setup) setup_hosts ;;
-  run) run_workers ;;
-  status)
-    instances 'name,status'
-    print_worker_states
-    ;;
-  logs) last_logs "$lines" ;;
-  delete) delete ;;
-  *) die "unknown command $command (--help lists them)" ;;
-esac
+slice_status() { instances 'name,status'; }
+
+run_command

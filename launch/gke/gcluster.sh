@@ -23,40 +23,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 name='' cluster='' location='' slice='' image='' project='' queue='' manifest=''
 num_slices=1 restarts=100 grace=10m
-while (($#)); do
-  case $1 in
-    --name) set_option name "$@" && shift ;;
-    --cluster) set_option cluster "$@" && shift ;;
-    --location) set_option location "$@" && shift ;;
-    --slice) set_option slice "$@" && shift ;;
-    --image) set_option image "$@" && shift ;;
-    --project) set_option project "$@" && shift ;;
-    --num-slices) set_option num_slices "$@" && shift ;;
-    --queue) set_option queue "$@" && shift ;;
-    --restarts) set_option restarts "$@" && shift ;;
-    --grace) set_option grace "$@" && shift ;;
-    --manifest) set_option manifest "$@" && shift ;;
-    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
-    --estimate) ESTIMATE=1 ;;
-    --dry-run) DRY_RUN=1 ;;
-    --help) usage && exit 0 ;;
-    --) shift && TRAIN_ARGS=("$@") && break ;;
-    *) die "unknown option $1 (--help lists them)" ;;
-  esac
-  shift
-done
-require slice
-parse_slice "$slice"
-whole_number num_slices
-check_train_args
-if ((ESTIMATE)); then
-  estimate "$slice" "$num_slices"
-  exit
-fi
-for option in name cluster location image; do require "$option"; done
-check_name "$name"
-whole_number restarts
-check_durable_output
+VALUES=(name cluster location slice image project num-slices queue restarts grace manifest)
+ESTIMATES=1
+parse_options "$@"
+check_submission name cluster location image
+whole_numbers restarts
 need gcluster "install Cluster Toolkit"
 
 # The machine type names generation and chips a host; gcluster derives the number of hosts from the topology.
@@ -74,4 +45,4 @@ run gcluster job submit --name "$name" --cluster "$cluster" --location "$locatio
   --image "$image" --compute-type "$machine" --topology "$TOPOLOGY" --num-slices "$num_slices" \
   --restarts "$restarts" --grace-period "$grace" ${queue:+--queue "$queue"} ${manifest:+--dry-run-out "$manifest"} \
   "${one_container[@]}" \
-  --command "launch/worker.sh $(quoted "${TRAIN_ARGS[@]}" mesh.distributed=true)"
+  --command "$(worker_command)"

@@ -26,35 +26,20 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 values=$ROOT/launch/gke/values.yaml overrides=() context='' lines=200 timeout=168h
-command=${1:---help}
-[[ $command == --* ]] || shift
-while (($#)); do
-  case $1 in
-    --values) set_option values "$@" && shift ;;
-    --set) set_option override "$@" && overrides+=("${override:?}") && shift ;;
-    --context) set_option context "$@" && shift ;;
-    --lines) set_option lines "$@" && shift ;;
-    --timeout) set_option timeout "$@" && shift ;;
-    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
-    --estimate) ESTIMATE=1 ;;
-    --dry-run) DRY_RUN=1 ;;
-    --help) usage && exit 0 ;;
-    --) shift && TRAIN_ARGS=("$@") && break ;;
-    *) die "unknown option $1 (--help lists them)" ;;
-  esac
-  shift
-done
-whole_number lines
+option_set() { overrides+=("$1"); }
+COMMANDS=(submit wait status logs delete)
+VALUES=(values set context lines timeout)
+ESTIMATES=1
+parse_options "$@"
+whole_numbers lines
 
 # One value, after overrides.
 value() { "$PYTHON" "$ROOT/launch/gke/render.py" --values "$values" --get "$1" "${overrides[@]}"; }
 
 if ((ESTIMATE)); then
-  check_train_args
   slice=$(value slice)
   slices=$(value num_slices)
-  estimate "$slice" "$slices"
-  exit
+  estimate_only "$slice" "$slices"
 fi
 name=$(value name)
 namespace=$(value namespace)
@@ -103,5 +88,4 @@ case $command in
       --tail="$lines" --max-log-requests=1024
     ;;
   delete) delete ;;
-  *) die "unknown command $command (--help lists them)" ;;
 esac

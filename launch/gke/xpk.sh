@@ -22,40 +22,11 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 name='' cluster='' zone='' slice='' image='' project='' num_slices=1 max_restarts=100 grace=600 priority=medium
-while (($#)); do
-  case $1 in
-    --name) set_option name "$@" && shift ;;
-    --cluster) set_option cluster "$@" && shift ;;
-    --zone) set_option zone "$@" && shift ;;
-    --slice) set_option slice "$@" && shift ;;
-    --image) set_option image "$@" && shift ;;
-    --project) set_option project "$@" && shift ;;
-    --num-slices) set_option num_slices "$@" && shift ;;
-    --max-restarts) set_option max_restarts "$@" && shift ;;
-    --grace) set_option grace "$@" && shift ;;
-    --priority) set_option priority "$@" && shift ;;
-    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
-    --estimate) ESTIMATE=1 ;;
-    --dry-run) DRY_RUN=1 ;;
-    --help) usage && exit 0 ;;
-    --) shift && TRAIN_ARGS=("$@") && break ;;
-    *) die "unknown option $1 (--help lists them)" ;;
-  esac
-  shift
-done
-require slice
-parse_slice "$slice"
-whole_number num_slices
-check_train_args
-if ((ESTIMATE)); then
-  estimate "$slice" "$num_slices"
-  exit
-fi
-for option in name cluster zone image; do require "$option"; done
-check_name "$name"
-whole_number max_restarts
-whole_number grace
-check_durable_output
+VALUES=(name cluster zone slice image project num-slices max-restarts grace priority)
+ESTIMATES=1
+parse_options "$@"
+check_submission name cluster zone image
+whole_numbers max_restarts grace
 need xpk "pip install xpk"
 
 # XPK names slices by cores for generations with two cores a chip, by chips for the others.
@@ -68,4 +39,4 @@ esac
 run xpk workload create --workload "$name" --cluster "$cluster" --zone "$zone" ${project:+--project "$project"} \
   --tpu-type "$tpu_type" --num-slices "$num_slices" --docker-image "$image" --max-restarts "$max_restarts" \
   --restart-on-user-code-failure --termination-grace-period-seconds "$grace" --priority "$priority" \
-  --command "launch/worker.sh $(quoted "${TRAIN_ARGS[@]}" mesh.distributed=true)"
+  --command "$(worker_command)"

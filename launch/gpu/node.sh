@@ -12,16 +12,8 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 gpus=''
-while (($#)); do
-  case $1 in
-    --gpus) set_option gpus "$@" && shift ;;
-    --dry-run) DRY_RUN=1 ;;
-    --help) usage && exit 0 ;;
-    --) shift && TRAIN_ARGS=("$@") && break ;;
-    *) die "unknown option $1 (--help lists them)" ;;
-  esac
-  shift
-done
+VALUES=(gpus)
+parse_options "$@"
 [[ $gpus =~ ^([0-9]+(,[0-9]+)*)?$ ]] || die "--gpus $gpus: expected numbers such as 0,1"
 check_train_args
 need nvidia-smi "this machine seems to have no NVIDIA GPU"

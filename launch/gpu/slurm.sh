@@ -18,32 +18,11 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 name=mars nodes='' gpus_per_node='' time='' partition='' account='' qos='' constraint='' grace=300 log_dir=$PWD
-while (($#)); do
-  case $1 in
-    --name) set_option name "$@" && shift ;;
-    --nodes) set_option nodes "$@" && shift ;;
-    --gpus-per-node) set_option gpus_per_node "$@" && shift ;;
-    --time) set_option time "$@" && shift ;;
-    --partition) set_option partition "$@" && shift ;;
-    --account) set_option account "$@" && shift ;;
-    --qos) set_option qos "$@" && shift ;;
-    --constraint) set_option constraint "$@" && shift ;;
-    --grace) set_option grace "$@" && shift ;;
-    --log-dir) set_option log_dir "$@" && shift ;;
-    --dry-run) DRY_RUN=1 ;;
-    --help) usage && exit 0 ;;
-    --) shift && TRAIN_ARGS=("$@") && break ;;
-    *) die "unknown option $1 (--help lists them)" ;;
-  esac
-  shift
-done
-require nodes
-require gpus_per_node
-require time
+VALUES=(name nodes gpus-per-node time partition account qos constraint grace log-dir)
+parse_options "$@"
+require nodes gpus_per_node time
 check_name "$name"
-whole_number nodes
-whole_number gpus_per_node
-whole_number grace
+whole_numbers nodes gpus_per_node grace
 check_train_args
 need sbatch "log in to a node of the cluster that can submit jobs"
 

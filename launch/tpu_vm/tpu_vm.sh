@@ -35,37 +35,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 # shellcheck source=launch/remote.sh
 source "$ROOT/launch/remote.sh"
 
-name='' zone='' slice='' project='' runtime='' service_account='' network='' subnetwork='' capacity=()
-max_failures=3 keep=0 lines=200 POLL=30
-command=${1:---help}
-[[ $command == --* ]] || shift
-while (($#)); do
-  case $1 in
-    --name) set_option name "$@" && shift ;;
-    --zone) set_option zone "$@" && shift ;;
-    --slice) set_option slice "$@" && shift ;;
-    --project) set_option project "$@" && shift ;;
-    --runtime) set_option runtime "$@" && shift ;;
-    --service-account) set_option service_account "$@" && shift ;;
-    --network) set_option network "$@" && shift ;;
-    --subnetwork) set_option subnetwork "$@" && shift ;;
-    --max-failures) set_option max_failures "$@" && shift ;;
-    --poll) set_option POLL "$@" && shift ;;
-    --lines) set_option lines "$@" && shift ;;
-    --prices | --rows | --architecture | --efficiency) estimate_option "$@" && shift ;;
-    --spot | --reserved) capacity+=("$1") ;;
-    --keep) keep=1 ;;
-    --estimate) ESTIMATE=1 ;;
-    --dry-run) DRY_RUN=1 ;;
-    --help) usage && exit 0 ;;
-    --) shift && TRAIN_ARGS=("$@") && break ;;
-    *) die "unknown option $1 (--help lists them)" ;;
-  esac
-  shift
-done
+runtime='' spot=0 reserved=0
+VALUES=(runtime)
+SWITCHES=(spot reserved)
+parse_remote_options "$@"
 
-require slice
-parse_slice "$slice"
 case $GENERATION in
   v4) type=v4 default_runtime=tpu-ubuntu2204-base ;;
   v5e) type=v5litepod default_runtime=v2-alpha-tpuv5-lite ;;
@@ -73,19 +47,12 @@ case $GENERATION in
   v6e) type=v6e default_runtime=v2-alpha-tpuv6e ;;
   *) die "--slice $slice: queued resources end with v6e; take launch/gke/ or launch/gce/ for $GENERATION" ;;
 esac
-if ((ESTIMATE)); then
-  check_train_args
-  estimate "$slice" 1
-  exit
-fi
-require name
-require zone
-check_name "$name"
-whole_number max_failures
-whole_number POLL
-whole_number lines
-((${#capacity[@]} < 2)) || die "${capacity[*]}: choose one"
-need gcloud "install the Google Cloud CLI"
+estimate_only "$slice" 1
+check_remote_options
+((spot + reserved < 2)) || die "--spot --reserved: choose one"
+capacity=()
+if ((spot)); then capacity=(--spot); fi
+if ((reserved)); then capacity=(--reserved); fi
 where=(--zone="$zone" ${project:+--project="$project"})
 
 on_all() { run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker=all --quiet --command="$1"; }
@@ -132,7 +99,7 @@ wait_ready() {
         ;;
     esac
     log "slice $name: $state"
-    sleep "$POLL"
+    sleep "$poll"
   done
 }
 
@@ -150,17 +117,6 @@ delete() {
 lost() { [[ $(slice_state) == SUSPEND* ]]; }
 make_way() { :; }
 
-case $command in
-  up) up ;;
-  create) create ;;
-  wait) wait_ready ;;
-  setup) setup_hosts ;;
-  run) run_workers ;;
-  status)
-    slice_state
-    print_worker_states
-    ;;
-  logs) last_logs "$lines" ;;
-  delete) delete ;;
-  *) die "unknown command $command (--help lists them)" ;;
-esac
+slice_status() { slice_state; }
+
+run_command

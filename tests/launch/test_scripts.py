@@ -39,7 +39,7 @@ def test_shellcheck_finds_nothing():
     assert "launch/tpu_vm/tpu_vm.sh" in SHELL_FILES and "launch/gpu/job.sbatch" in SHELL_FILES
 
 
-@pytest.mark.parametrize("script", [*ROADS, "gke/render.py", "worker.sh", "setup_host.sh"])
+@pytest.mark.parametrize("script", [*ROADS, "gke/render.py", "gpu/job.sbatch", "worker.sh", "setup_host.sh"])
 def test_help_shows_an_example_and_touches_nothing(script, tools):
     result = launch(script, "--help", tools=tools)
     assert result.returncode == 0, result.stderr
@@ -59,6 +59,12 @@ def test_dry_run_calls_no_tool_and_ends_in_the_trainer(script, tools):
 def test_worker_dry_run_shows_the_command_every_road_ends_in():
     result = launch("worker.sh", "--dry-run", "--config", CONFIG, "train.steps=3")
     assert result.stdout == f"{sys.executable} -m mars_jax.train --config {CONFIG} train.steps=3\n"
+
+
+def test_batch_script_dry_run_shows_what_its_tasks_run(tools):
+    result = launch("gpu/job.sbatch", "--dry-run", "--config", CONFIG, tools=tools)
+    assert result.stdout.endswith(f" --wait=300 {ROOT}/launch/worker.sh --config {CONFIG}\n")
+    assert tools.calls() == []
 
 
 @pytest.mark.parametrize("script", ROADS)
@@ -103,7 +109,12 @@ def test_output_on_a_disk_that_goes_away_is_refused(script, tools):
         ("tpu_vm/tpu_vm.sh", ("create", "--name", "--zone", "z"), "--name needs a value"),
         ("tpu_vm/tpu_vm.sh", ("create", *WHERE, "--spot", "--reserved"), "choose one"),
         ("tpu_vm/tpu_vm.sh", ("create", *WHERE, "--poll", "soon"), "whole number"),
-        ("tpu_vm/tpu_vm.sh", ("fly", *WHERE), "unknown command fly"),
+        ("tpu_vm/tpu_vm.sh", ("fly", *WHERE), "unknown command fly: expected one of up create wait"),
+        ("tpu_vm/tpu_vm.sh", WHERE, "no command: expected one of up create wait"),
+        ("gke/gke.sh", ("submit", "--set"), "--set needs a value"),
+        ("gpu/slurm.sh", ("--spot", "--nodes", "2"), "unknown option --spot"),
+        ("gpu/node.sh", ("--estimate",), "unknown option --estimate"),
+        ("gpu/node.sh", ("gpus", "0"), "unknown option gpus"),
         ("gce/slice.sh", ("create", "--name", "mars", "--zone", "z", "--slice", "v5e:4x4"), "v5p, v6e and tpu7x"),
         ("gce/slice.sh", ("create", *WHERE, "--spot", "--reservation", "r"), "choose one"),
         ("gpu/slurm.sh", ("--nodes", "two", "--gpus-per-node", "8", "--time", "1:00"), "whole number"),
