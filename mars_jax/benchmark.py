@@ -1,12 +1,15 @@
 """`python -m mars_jax.benchmark`: speed and cost, side by side in one run."""
 
 import argparse
-import dataclasses
+import hashlib
+import logging
 import sys
 from pathlib import Path
 
 from mars_jax import cli
 from mars_jax.errors import UserError
+
+log = logging.getLogger("mars_jax.benchmark")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,17 +44,20 @@ def _add_decode(kinds) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     decode.add_argument("--model", required=True, metavar="PATH", help="as for mars_jax.generate")
-    decode.add_argument("--output", required=True, metavar="DIR", help="for decode.json and decode.png")
+    decode.add_argument("--output", required=True, metavar="DIR", help="for decode.json, decode.png and passes.jsonl")
     decode.add_argument(
         "--prompts", metavar="FILE.jsonl", help="as for mars_jax.generate; default: chats made by the package"
     )
-    decode.add_argument("--count", type=int, default=16, metavar="N", help="prompts used; default: %(default)s")
-    decode.add_argument("--batches", default="1,4,8", metavar="B,…", help="slots of the engine; default: %(default)s")
+    decode.add_argument("--count", type=int, default=32, metavar="N", help="prompts used; default: %(default)s")
     decode.add_argument(
-        "--modes",
+        "--batches", default="1,4,8,16,32", metavar="B,…", help="slots of the engine; default: %(default)s"
+    )
+    decode.add_argument(
+        "--variants",
         default="window,block,verify,lookup,jacobi",
-        metavar="M,…",
-        help="measured besides ar; default: %(default)s",
+        metavar="V,…",
+        help="measured besides ar: names as in the table, or how they begin (verify tree, window tau=0.9); verify "
+        "variants named adapt leave drafts out while they do not pay; default: %(default)s",
     )
     decode.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     decode.add_argument("--window", type=int, default=3, metavar="W", help="placeholders; default: %(default)s")
@@ -69,33 +75,43 @@ def _add_decode(kinds) -> None:
 
 def decode_command(args: argparse.Namespace) -> None:
     from mars_jax.benchmarks import decode, decode_report, decode_steps
+    from mars_jax.benchmarks.records import Records
     from mars_jax.decoding.requests import DecodeOptions
     from mars_jax.models.loading import load
 
     if args.count < 1 or args.repeats < 1:
         raise UserError(f"--count {args.count} --repeats {args.repeats}: expected at least 1")
     base = DecodeOptions(max_new_tokens=args.max_new_tokens, window=args.window)
-    chosen = decode.select(decode.variants(base), args.modes.split(","))
+    chosen = decode.select(decode.variants(base), args.variants.split(","))
     batches = _batch_sizes(args.batches)
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
     model = load(args.model)
     prompts = _benchmark_prompts(args, model)
-    transformers_folder = Path(args.transformers) if args.transformers else None
-    machine = decode_steps.measure_machine()
-    steps = decode_steps.measure_steps(model, chosen, batches, args.context, args.repeats, machine)
-    speeds = decode.measure(model, prompts, chosen, batches, args.repeats, transformers_folder)
-    about = {
+    if max(batches) > len(prompts):
+        log.warning("batch %d with %d prompts: some slots stay empty", max(batches), len(prompts))
+    setup = {
         "model": args.model,
         "prompts": len(prompts),
+        "prompt_ids": hashlib.sha256(repr(prompts).encode()).hexdigest()[:16],
         "max_new_tokens": args.max_new_tokens,
-        "machine": dataclasses.asdict(machine),
-        "steps": [dataclasses.asdict(s) | {"roofline_share": s.roofline_share} for s in steps],
+        "window": args.window,
+        "context": args.context,
     }
-    (folder / "decode.json").write_text(decode_report.as_json(speeds, about), encoding="utf-8")
-    decode_report.draw(speeds, folder / "decode.png")
+    records = Records(folder / "passes.jsonl", setup)
+    machine = decode_steps.recorded_machine(records)
+    log.info("every pass is kept in %s: the same command goes on where it was", records.path)
+    transformers_folder = Path(args.transformers) if args.transformers else None
+    for batch in batches:
+        decode.measure(model, prompts, chosen, [batch], args.repeats, records, transformers_folder)
+        decode_steps.measure_steps(model, chosen, [batch], args.context, args.repeats, records)
+        speeds, steps = decode.speeds(records), decode_steps.costs(records, machine)
+        as_json = decode_report.as_json(speeds, setup | decode_steps.as_record(steps, machine))
+        (folder / "decode.json").write_text(as_json, encoding="utf-8")
+        decode_report.draw(speeds, folder / "decode.png")
+        log.info("batch %d done: %s", batch, folder / "decode.json")
     if args.json:
-        print(decode_report.as_json(speeds, about))
+        print(as_json)
         return
     print(decode_report.table(speeds) + "\n\n" + decode_steps.table(steps, machine))
     if args.paper_table:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from mars_jax.benchmarks.decode import Speed
+from mars_jax.benchmarks.decode import ADAPTIVE, Speed
 
 SHOWN_OFFSETS = 4
 
@@ -17,7 +17,7 @@ def table(speeds: Sequence[Speed]) -> str:
     """Plain text, one line a variant and batch size."""
     heads = ("tok/s", "× ar", "tok/fwd", "retention", "same as ar", "compile s")
     lines = [
-        f"{'batch':>5}  {'':20}" + "".join(f"{head:>11}" for head in heads) + "  forwards that took ≥ 2, 3, … tokens"
+        f"{'batch':>5}  {'':22}" + "".join(f"{head:>11}" for head in heads) + "  forwards that took ≥ 2, 3, … tokens"
     ]
     for s in speeds:
         cells = (
@@ -29,10 +29,14 @@ def table(speeds: Sequence[Speed]) -> str:
             f"{max(0.0, s.first_seconds - s.seconds):.1f}",
         )
         offsets = "  ".join(f"{share:.0%}" for share in s.accepted_at[1 : SHOWN_OFFSETS + 1])
-        lines.append(f"{s.batch:5}  {s.name:20}" + "".join(f"{cell:>11}" for cell in cells) + f"  {offsets}")
+        lines.append(f"{s.batch:5}  {s.name:22}" + "".join(f"{cell:>11}" for cell in cells) + f"  {offsets}")
     lines.append(
-        "tok/s counts returned tokens only, prefill's time included; × ar and retention: at the same batch size"
+        "tok/s counts returned tokens only, prefill's time included; × ar and retention: at the same batch size; "
+        "medians of " + " or ".join(str(n) for n in sorted({s.passes for s in speeds})) + " passes"
     )
+    for name in dict.fromkeys(s.name for s in speeds if s.name.endswith(ADAPTIVE)):
+        slowest = min((s for s in speeds if s.name == name), key=lambda s: s.speed_up)
+        lines.append(f"{name}: at least {slowest.speed_up:.2f} × ar, at batch {slowest.batch}")
     return "\n".join(lines)
 
 

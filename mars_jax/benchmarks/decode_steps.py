@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mars_jax.benchmarks.decode import Variant
+from mars_jax.benchmarks.records import Records
 from mars_jax.decoding import loop
 from mars_jax.decoding.batch import Batch
 from mars_jax.decoding.engine import DecodeEngine
@@ -69,15 +70,45 @@ def _seconds(compute, repeats: int = 5) -> float:
     return min(taken)
 
 
+def recorded_machine(records: Records) -> Machine:
+    """As measured when the records were begun."""
+    if not records.of("machine"):
+        records.add("machine", **dataclasses.asdict(measure_machine()))
+    return Machine(**_values(records.of("machine")[0]))
+
+
+def costs(records: Records, machine: Machine) -> list[StepCost]:
+    """Of everything recorded, by batch size."""
+    found = []
+    for entry in records.of("step"):
+        bound = max(entry["bytes"] / machine.bytes_per_second, entry["flops"] / machine.flops_per_second)
+        found.append(StepCost(**_values(entry), bound=bound))
+    return sorted(found, key=lambda cost: cost.batch)
+
+
+def _values(entry: dict) -> dict:
+    return {key: value for key, value in entry.items() if key != "kind"}
+
+
 def measure_steps(
-    model: LoadedModel, chosen: Sequence[Variant], batches: Sequence[int], context: int, repeats: int, machine: Machine
-) -> list[StepCost]:
-    """Costs of every variant at every batch size; timed in turns. No row ends: the model's end tokens do not count."""
+    model: LoadedModel,
+    chosen: Sequence[Variant],
+    batches: Sequence[int],
+    context: int,
+    repeats: int,
+    records: Records,
+) -> None:
+    """Record steps of the variants at every batch size, timed in turns; those that adapt have no step of their own.
+
+    No row ends: the model's end tokens do not count.
+    """
     endless = dataclasses.replace(model, stop_ids=())
-    costs = []
     for size in batches:
+        missing = [v for v in chosen if not v.adapt and not records.of("step", batch=size, name=v.name)]
+        if not missing:
+            continue
         engine = DecodeEngine(endless, slots=size)
-        ready = {variant.name: _full_batch(engine, variant, context, repeats) for variant in chosen}
+        ready = {variant.name: _full_batch(engine, variant, context, repeats) for variant in missing}
         taken = {name: [] for name in ready}
         for turn in range(repeats + 1):
             for name, batch in ready.items():
@@ -86,8 +117,17 @@ def measure_steps(
                 jax.block_until_ready(batch.step(STEPS, until_one_finishes=False))
                 if turn:
                     taken[name].append((time.perf_counter() - began) / STEPS)
-        costs += [_cost(name, size, context, float(np.median(taken[name])), ready[name], machine) for name in ready]
-    return costs
+        for name, batch in ready.items():
+            counts = _counts(batch)
+            records.add(
+                "step",
+                name=name,
+                batch=size,
+                context=context,
+                seconds=float(np.median(taken[name])),
+                flops=counts.flops,
+                bytes=counts.bytes,
+            )
 
 
 def _full_batch(engine: DecodeEngine, variant: Variant, context: int, repeats: int) -> Batch:
@@ -103,13 +143,17 @@ def _full_batch(engine: DecodeEngine, variant: Variant, context: int, repeats: i
     return batch
 
 
-def _cost(name: str, size: int, context: int, seconds: float, batch: Batch, machine: Machine) -> StepCost:
+def _counts(batch: Batch):
+    """Flops and bytes of one step, from the compiled program."""
     engine = batch.engine
     step = partial(loop.decode.lower, engine.network, batch.plan, engine.weights, engine.vocabulary)
     program = step(batch.settings, batch.state, np.int32(1), np.bool_(False)).compile()
-    counts = hlo.count(program.as_text())  # the loop's body once: one step
-    bound = max(counts.bytes / machine.bytes_per_second, counts.flops / machine.flops_per_second)
-    return StepCost(name, size, context, seconds, counts.flops, counts.bytes, bound)
+    return hlo.count(program.as_text())  # the loop's body once: one step
+
+
+def as_record(costs: Sequence[StepCost], machine: Machine) -> dict:
+    steps = [dataclasses.asdict(cost) | {"roofline_share": cost.roofline_share} for cost in costs]
+    return {"machine": dataclasses.asdict(machine), "steps": steps}
 
 
 def table(costs: Sequence[StepCost], machine: Machine) -> str:

@@ -1,8 +1,8 @@
 import pytest
 from helpers import tiny
 
-from mars_jax.benchmarks import decode
-from mars_jax.benchmarks.decode_steps import Machine, measure_steps
+from mars_jax.benchmarks import decode, decode_steps
+from mars_jax.benchmarks.records import Records
 from mars_jax.decoding.requests import DecodeOptions
 from mars_jax.models.loading import load
 
@@ -11,10 +11,12 @@ SLOTS = 2
 
 
 @pytest.fixture(scope="module")
-def costs():
+def costs(tmp_path_factory):
+    records = Records(tmp_path_factory.mktemp("steps") / "passes.jsonl", {})
     chosen = [v for v in decode.variants(DecodeOptions()) if v.name in ("ar", "verify tree K=1")]
-    machine = Machine(bytes_per_second=1e9, flops_per_second=1e12)
-    return {c.name: c for c in measure_steps(load(tiny.FOLDER), chosen, [SLOTS], CONTEXT, 1, machine)}
+    decode_steps.measure_steps(load(tiny.FOLDER), chosen, [SLOTS], CONTEXT, 1, records)
+    machine = decode_steps.Machine(bytes_per_second=1e9, flops_per_second=1e12)
+    return {c.name: c for c in decode_steps.costs(records, machine)}
 
 
 def matrix_flops(tokens: int, predictions: int, cached: int) -> int:
