@@ -3,19 +3,30 @@
 Checkpoints go straight to their place: Orbax writes to either. The small files (config, tokenizer, metrics, curves) are
 made in a folder on this machine, since object storage cannot append; for a remote run that folder is a copy, fetched
 when the run starts and published at every checkpoint.
+
+Two runs in one folder would overwrite each other's checkpoints. On a disk the first process of a run holds a lock on
+the folder, which the kernel frees however the run ends; object storage has no locks.
 """
 
+import fcntl
+import logging
+import os
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 from etils import epath
 
+from mars_jax.errors import UserError
 from mars_jax.storage import copy_tree, is_remote, place
 
+log = logging.getLogger(__name__)
+
+LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"  # each life of a run writes event files of its own: nothing to go on from
 
@@ -52,9 +63,14 @@ class OutputFolder:
 
 @contextmanager
 def open_output(output_dir: str) -> Iterator[OutputFolder]:
-    """The folder of a run while the block runs; what a remote one wrote is published at the end, also of a failure."""
+    """The folder of a run while the block runs; what a remote one wrote is published at the end, also of a failure.
+
+    Raises UserError if another run is using a folder on a disk.
+    """
     if not is_remote(output_dir):
-        yield OutputFolder(place(output_dir), Path(output_dir))
+        output = OutputFolder(place(output_dir), Path(place(output_dir)))
+        with _locked(output.local) if jax.process_index() == 0 else nullcontext():
+            yield output
         return
     with tempfile.TemporaryDirectory(prefix="mars_jax_run_") as scratch:
         output = OutputFolder(place(output_dir), Path(scratch) / output_dir.rstrip("/").rpartition("/")[2])
@@ -64,3 +80,28 @@ def open_output(output_dir: str) -> Iterator[OutputFolder]:
             yield output
         finally:
             output.publish()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / LOCK, "a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"output_dir={folder} cannot be written: {error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(
+                f"output_dir={folder} is in use by {holder}: wait until that run ends, or choose another folder"
+            ) from error
+        except OSError as error:  # a file system without locks
+            log.warning("output_dir=%s cannot be locked (%s): let no two runs use it at a time", folder, error)
+        else:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+        yield

@@ -1,9 +1,14 @@
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import jax
 import pytest
 from helpers.fake_bucket import use_fake_bucket
 
+from mars_jax.errors import UserError
 from mars_jax.training.output import open_output
 
 
@@ -18,7 +23,7 @@ def test_on_a_disk_it_is_the_folder_itself(tmp_path):
         assert output.local == tmp_path / "run"
         assert str(output.checkpoints) == str(tmp_path / "run/checkpoints")
         output.publish()
-    assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_a_remote_run_publishes_what_it_wrote(bucket):
@@ -60,3 +65,46 @@ def test_a_run_that_fails_leaves_its_files(bucket):
         (output.local / "nonfinite_step_3.npz").write_text("x")
         raise RuntimeError
     assert (bucket / "runs/a/nonfinite_step_3.npz").exists()
+
+
+HOLDER = """
+import sys, time
+from mars_jax.training.output import open_output
+with open_output(sys.argv[1]):
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that has the folder open."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_folder_in_use_is_refused_until_its_run_is_gone(tmp_path, holder):
+    with (
+        pytest.raises(UserError, match=f"run is in use by process {holder.pid} on "),
+        open_output(str(tmp_path / "run")),
+    ):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with open_output(str(tmp_path / "run")):
+        assert (tmp_path / "run/.lock").read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_the_other_processes_of_a_run_share_the_folder_of_the_first(tmp_path, holder, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with open_output(str(tmp_path / "run")) as output:
+        assert output.local == tmp_path / "run"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/run cannot be written"), open_output(str(tmp_path / "file/run")):
+        pass
