@@ -27,9 +27,10 @@ log = logging.getLogger("mars_jax.data")
 class Pipeline:
     """Batches of one process's share of `rows`.
 
-    A batch's leaves are `[accumulation, share, …]`, `share = global_rows / accumulation / process_count`: concatenated
-    over the processes along axis 1 they are the same global batch whatever the number of processes. `shuffle` draws a
-    new order every epoch. With `epochs` the last batch is filled up with empty rows: every row is seen so many times.
+    A micro-batch is cut into `num_parts` equal parts, and this process makes `parts` of them: a batch's leaves are
+    `[accumulation, global_rows / accumulation / num_parts * len(parts), …]`. All parts in order are the same global
+    batch whatever their number. `shuffle` draws a new order every epoch. With `epochs` the last batch is filled up with
+    empty rows: every row is seen so many times.
     """
 
     rows: Sequence[Row]
@@ -38,8 +39,8 @@ class Pipeline:
     global_rows: int
     accumulation: int = 1
     seed: int = 0
-    process_index: int = 0
-    process_count: int = 1
+    parts: tuple[int, ...] = (0,)
+    num_parts: int = 1
     epochs: int | None = None
     shuffle: bool = True
 
@@ -49,10 +50,10 @@ class Pipeline:
                 f"nothing to train in {self.report}. Expected chats with assistant messages that fit into "
                 f"objective.row_length={self.stream.row_length} tokens"
             )
-        if self.global_rows % (self.accumulation * self.process_count):
+        if self.global_rows % (self.accumulation * self.num_parts):
             raise UserError(
                 f"a batch of {self.global_rows} rows cannot be cut into {self.accumulation} micro-batches x "
-                f"{self.process_count} processes"
+                f"{self.num_parts} parts"
             )
 
     @property
@@ -66,11 +67,11 @@ class Pipeline:
 
     def batch(self, number: int) -> Batch:
         """This process's share of global batch `number`."""
-        share = self.global_rows // self.accumulation // self.process_count
+        size = self.global_rows // self.accumulation // self.num_parts
         places = number * self.global_rows + np.arange(self.global_rows)
-        mine = places.reshape(self.accumulation, self.process_count, share)[:, self.process_index]
+        mine = places.reshape(self.accumulation, self.num_parts, size)[:, list(self.parts)]
         rows = stack([self._streams(place) for place in mine.ravel().tolist()])
-        return jax.tree.map(lambda leaf: leaf.reshape(self.accumulation, share, *leaf.shape[1:]), rows)
+        return jax.tree.map(lambda leaf: leaf.reshape(self.accumulation, -1, *leaf.shape[1:]), rows)
 
     def _streams(self, place: int) -> Batch:
         """Row number `place` of the endless sequence of epochs."""
@@ -131,14 +132,14 @@ def make_pipeline(
     global_batch_rows: int,
     seed: int,
     accumulation: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
+    parts: tuple[int, ...] = (0,),
+    num_parts: int = 1,
     epochs: int | None = None,
 ) -> Pipeline:
     """Shuffled training batches. Raises UserError when the data cannot be read or hold nothing to train."""
     rows, report = training_rows(cfg, stream, tokenizer)
     log.info("%s", report)
-    return Pipeline(rows, report, stream, global_batch_rows, accumulation, seed, process_index, process_count, epochs)
+    return Pipeline(rows, report, stream, global_batch_rows, accumulation, seed, parts, num_parts, epochs)
 
 
 def make_eval_pipeline(
@@ -147,8 +148,8 @@ def make_eval_pipeline(
     tokenizer,
     *,
     global_batch_rows: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    parts: tuple[int, ...] = (0,),
+    num_parts: int = 1,
 ) -> Pipeline:
     """One pass over the held-out chats, in order; the last batch is filled up with empty rows."""
     rows, report = held_out_rows(cfg, stream, tokenizer)
@@ -158,5 +159,4 @@ def make_eval_pipeline(
             "held out at most, none of fewer than ten chats), or leave evaluation out with train.eval_every=0"
         )
     log.info("%s", report)
-    share = {"process_index": process_index, "process_count": process_count}
-    return Pipeline(rows, report, stream, global_batch_rows, **share, epochs=1, shuffle=False)
+    return Pipeline(rows, report, stream, global_batch_rows, parts=parts, num_parts=num_parts, epochs=1, shuffle=False)

@@ -1,7 +1,10 @@
-"""The device mesh and the share of the batch that each process feeds."""
+"""The device mesh and the parts of the batch that each process feeds."""
+
+import math
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mars_jax.errors import UserError
@@ -26,7 +29,28 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
             f"{asked} does not fit the {len(devices)} devices of this run: the product must be their number"
         )
     # Auto axes: the compiler propagates shardings from what `rules` says of parameters and batches.
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return Mesh(device_grid(*sizes.values(), devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def device_grid(data: int, fsdp: int, tensor: int, devices) -> np.ndarray:
+    """Devices `[data, fsdp, tensor]`, neighbours along the last axes near each other in the network.
+
+    Between TPU slices, and between nodes with GPUs, the network is slow: `data` lies across them as far as it reaches,
+    then `fsdp`, never `tensor`. An axis may take part of a side of a slice's torus (`jax.make_mesh` refuses both).
+    """
+    slices = 1 if devices[0].platform == "cpu" else len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return mesh_utils.create_device_mesh((data, fsdp, tensor), devices, allow_split_physical_axes=True)
+    data_across = math.gcd(data, slices)
+    fsdp_across = slices // data_across
+    if fsdp % fsdp_across:
+        raise UserError(
+            f"mesh.data={data} x mesh.fsdp={fsdp} cannot be spread evenly over {slices} slices or nodes: "
+            f"take mesh.data={slices}"
+        )
+    within = (data // data_across, fsdp // fsdp_across, tensor)
+    across = (data_across, fsdp_across, 1)
+    return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
 
 
 def rows_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
@@ -43,13 +67,30 @@ def row_shards(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def process_share(mesh: Mesh) -> tuple[int, int]:
-    """`(index, count)`: this process feeds part `index` of `count` equal parts of every batch.
+def row_parts(mesh: Mesh, process: int | None = None) -> tuple[tuple[int, ...], int]:
+    """`(parts, count)`: of `count` equal parts of every micro-batch, those whose rows this process's devices hold.
 
-    Processes that hold the same rows (a `tensor` axis across processes) share an index.
+    They need not be neighbours: a host's chips are a square of the slice, and the axes run along its rings. Processes
+    that hold the same rows (`tensor` across processes) name the same parts.
     """
-    shards = mesh.devices.reshape(row_shards(mesh), mesh.shape["tensor"])
-    mine = [i for i, row in enumerate(shards) if any(d.process_index == jax.process_index() for d in row)]
-    if mine != list(range(mine[0], mine[0] + len(mine))) or len(shards) % len(mine) or mine[0] % len(mine):
-        raise UserError(f"process {jax.process_index()} holds row shards {mine} of {len(shards)}: not one equal part")
-    return mine[0] // len(mine), len(shards) // len(mine)
+    process = jax.process_index() if process is None else process
+    count = row_shards(mesh)
+    holders = mesh.devices.reshape(count, mesh.shape["tensor"])
+    return tuple(i for i, row in enumerate(holders) if any(d.process_index == process for d in row)), count
+
+
+def rows_to_device(mesh: Mesh, batch):
+    """A pytree of this process's `row_parts` `[A, rows, …]` as global arrays `[A, all rows, …]`."""
+    sharding = rows_sharding(mesh, leading=1)
+    parts, count = row_parts(mesh)
+
+    def place(leaf):
+        size = leaf.shape[1] // len(parts)
+
+        def part(index):  # the slices of the global array that one device holds
+            at = parts.index((index[1].start or 0) // size) * size
+            return leaf[:, at : at + size]
+
+        return jax.make_array_from_callback((leaf.shape[0], size * count, *leaf.shape[2:]), sharding, part)
+
+    return jax.tree.map(place, batch)

@@ -16,7 +16,7 @@ from mars_jax.config import RunConfig, dump_config
 from mars_jax.data.pipeline import Pipeline, make_eval_pipeline, make_pipeline
 from mars_jax.errors import UserError
 from mars_jax.objective.streams import Batch
-from mars_jax.parallel.mesh import process_share
+from mars_jax.parallel.mesh import row_parts
 from mars_jax.training.checkpoint import Checkpoints, run_metadata
 from mars_jax.training.metrics import MetricsLog, peak_memory_bytes, to_host
 from mars_jax.training.optimizer import decayed_names
@@ -53,7 +53,7 @@ def _train(cfg: RunConfig, output: OutputFolder) -> None:
             "choose another output_dir or remove them"
         )
     source = open_source(cfg, output, mesh, continues=bool(found))
-    data, held_out = open_data(cfg, source, process_share(mesh))
+    data, held_out = open_data(cfg, source, row_parts(mesh))
     total = data.num_batches or cfg.train.steps
     steps = make_steps(cfg, source.model, mesh, total)
     metadata = run_metadata(cfg, source.model)
@@ -78,10 +78,10 @@ def _train(cfg: RunConfig, output: OutputFolder) -> None:
         log.info("curves: %s", picture)
 
 
-def open_data(cfg: RunConfig, source: Source, share: tuple[int, int]) -> tuple[Pipeline, Pipeline | None]:
-    """This process's share of the training batches and, if the run evaluates, of the held-out ones."""
+def open_data(cfg: RunConfig, source: Source, share: tuple[tuple[int, ...], int]) -> tuple[Pipeline, Pipeline | None]:
+    """This process's `row_parts` of the training batches and, if the run evaluates, of the held-out ones."""
     stream = cfg.objective.stream_config(source.mask_id)
-    index, count = share
+    parts, count = share
     data = make_pipeline(
         cfg.data,
         stream,
@@ -89,15 +89,15 @@ def open_data(cfg: RunConfig, source: Source, share: tuple[int, int]) -> tuple[P
         global_batch_rows=cfg.train.global_batch,
         accumulation=cfg.train.accumulation,
         seed=cfg.train.seed,
-        process_index=index,
-        process_count=count,
+        parts=parts,
+        num_parts=count,
         epochs=cfg.train.epochs,
     )
     if not cfg.train.eval_every:
         return data, None
     rows = cfg.train.global_batch // cfg.train.accumulation
     held_out = make_eval_pipeline(
-        cfg.data, stream, source.tokenizer, global_batch_rows=rows, process_index=index, process_count=count
+        cfg.data, stream, source.tokenizer, global_batch_rows=rows, parts=parts, num_parts=count
     )
     return data, held_out
 

@@ -11,7 +11,7 @@ from mars_jax.config import RunConfig
 from mars_jax.errors import UserError
 from mars_jax.objective.streams import Batch, StreamConfig, empty_row
 from mars_jax.parallel.attention import choose_attend
-from mars_jax.parallel.mesh import make_mesh, row_shards, rows_sharding
+from mars_jax.parallel.mesh import make_mesh, row_shards, rows_sharding, rows_to_device
 from mars_jax.training.optimizer import make_optimizer, make_schedule
 from mars_jax.training.state import TrainState, abstract_state, make_shardings
 from mars_jax.training.step import LossOptions, make_eval_step, make_train_step
@@ -34,9 +34,8 @@ class Steps:
     evaluate: jax.stages.Wrapped
 
     def to_device(self, batch: Batch) -> Batch:
-        """This process's share `[A, B / processes, …]` of a global batch as global arrays `[A, B, …]`."""
-        sharding = rows_sharding(self.mesh, leading=1)
-        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
+        """This process's parts `[A, rows of row_parts(mesh), …]` of a global batch as global arrays `[A, B, …]`."""
+        return rows_to_device(self.mesh, batch)
 
     def batch_shapes(self, stream: StreamConfig, accumulation: int, rows: int) -> Batch:
         """`jax.ShapeDtypeStruct`s of `to_device`'s result, for compiling ahead of time; `rows` of a micro-batch."""

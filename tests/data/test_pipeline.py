@@ -80,8 +80,7 @@ def test_number_of_processes_changes_nothing(tokenizer, stream, accumulation):
     whole = pipeline(tokenizer, stream, accumulation=accumulation)
     for count in (2, 4):
         parts = [
-            pipeline(tokenizer, stream, accumulation=accumulation, process_index=i, process_count=count)
-            for i in range(count)
+            pipeline(tokenizer, stream, accumulation=accumulation, parts=(i,), num_parts=count) for i in range(count)
         ]
         for number in (0, 7, 30):
             shares = [part.batch(number) for part in parts]
@@ -198,6 +197,16 @@ def test_padding_that_is_the_end_token_is_not_trained(tmp_path):
     assert (np.take_along_axis(batch.visibility.segment, batch.source, -1)[live] == 1).all()
 
 
+def test_chats_cut_for_want_of_placeholders_are_counted(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING, "mars_jax.data"):
+        pipeline(tokenizer)
+        assert "cut shorter" not in caplog.text
+        report = pipeline(tokenizer, dataclasses.replace(STREAM, noisy_length=4)).report
+    assert f"{report.truncated} of 90 chats are cut shorter than objective.row_length=96" in caplog.text
+    assert "raise objective.noisy_length=4" in caplog.text
+    assert report.truncated > 10
+
+
 def test_batch_that_cannot_be_shared_is_refused(tokenizer):
-    with pytest.raises(UserError, match="8 rows cannot be cut into 3 micro-batches x 2 processes"):
-        pipeline(tokenizer, accumulation=3, process_count=2)
+    with pytest.raises(UserError, match="8 rows cannot be cut into 3 micro-batches x 2 parts"):
+        pipeline(tokenizer, accumulation=3, num_parts=2)

@@ -160,9 +160,7 @@ def test_resume_with_another_number_of_processes(tokenizer, tmp_path):
 
     def iterators(count):
         return [
-            make_pipeline(
-                cfg, STREAM, tokenizer, global_batch_rows=4, seed=1, process_index=i, process_count=count
-            ).iterator()
+            make_pipeline(cfg, STREAM, tokenizer, global_batch_rows=4, seed=1, parts=(i,), num_parts=count).iterator()
             for i in range(count)
         ]
 

@@ -146,7 +146,7 @@ def test_epochs_end_with_the_data(tmp_path):
     loop.train(cfg)
     lines = logged(tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / str(len(lines))).is_dir()
-    data, _ = loop.open_data(cfg, _source(cfg), (0, 1))
+    data, _ = loop.open_data(cfg, _source(cfg), ((0,), 1))
     assert sum(line["trained_tokens"] for line in lines) == data.report.trained_tokens
 
 
