@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from jax.sharding import Mesh
 
 from mars_jax.config import ObjectiveSection, RunConfig
 from mars_jax.data.chat import Chat, encode_chats
-from mars_jax.data.packing import fit, make_row, pack, placeholder_cost
+from mars_jax.data.packing import best_room, fit, make_row, pack
 from mars_jax.data.sources import training_chats
 from mars_jax.errors import UserError
 from mars_jax.models.blockwise import TILE, plan_tiles
@@ -29,7 +28,6 @@ from mars_jax.training.state import init_state
 log = logging.getLogger(__name__)
 
 SAMPLED_FRACTION = 0.25
-NOISY_STEP = 16
 
 
 @dataclass(frozen=True)
@@ -113,14 +111,7 @@ def fitting_stream(variant: Variant, chats: Sequence[Chat], mask_id: int) -> Str
     stream = variant.objective.stream_config(mask_id)
     if variant.objective.noisy_length is not None or stream.recipe == "ar_sft":
         return stream
-    needed = max(placeholder_cost(chat, stream) for chat in chats)
-    if stream.block_fraction < 1.0:
-        needed = math.ceil(needed) * stream.block_size  # counted in blocks
-    candidates = [
-        dataclasses.replace(stream, noisy_length=length)
-        for length in range(-(-int(needed) // NOISY_STEP) * NOISY_STEP, stream.row_length + 1, NOISY_STEP)
-    ]
-    return min(candidates, key=lambda s: len(pack([fit(chat, s) for chat in chats], s)) * s.length)
+    return best_room(chats, stream)
 
 
 def make_batch(chats: Sequence[Chat], stream: StreamConfig, rows_at_once: int) -> Batch:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mars_jax.data.chat import Chat, RefusedChatError, encode_chats
-from mars_jax.data.packing import fit
+from mars_jax.data.packing import cut, fit
 from mars_jax.objective.streams import StreamConfig
 
 log = logging.getLogger("mars_jax.data")
@@ -65,6 +65,7 @@ def encode_all(chats: Sequence[Sequence[Mapping]], stream: StreamConfig, tokeniz
     """The chats that have something to train, cut to a row, and counts: `truncated`, `dropped`, reasons of refusal."""
     kept: list[Chat] = []
     counts = Counter(truncated=0, dropped=0)
+    squeezed = 0
     last_log = time.monotonic()
     for start in range(0, len(chats), CHUNK):
         if time.monotonic() - last_log > 10:
@@ -76,6 +77,13 @@ def encode_all(chats: Sequence[Sequence[Mapping]], stream: StreamConfig, tokeniz
             elif (fitted := fit(chat, stream)) is None:
                 counts["dropped"] += 1
             else:
-                counts["truncated"] += fitted.trained < chat.trained
+                if fitted.trained < chat.trained:
+                    counts["truncated"] += 1
+                    squeezed += fitted.trained < cut(chat, stream.row_length).trained
                 kept.append(fitted)
+    if squeezed:
+        log.warning(
+            "%d of %d chats are cut shorter than objective.row_length=%d, for want of room for their placeholders: "
+            "raise objective.noisy_length=%d", squeezed, len(chats), stream.row_length, stream.noisy_length,
+        )  # fmt: skip
     return kept, counts

@@ -4,6 +4,8 @@ A row has room for so many clean tokens and so many placeholders (`StreamConfig.
 budgets are kept. Chats become segments, which never see one another, so packing changes no loss.
 """
 
+import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +14,7 @@ from mars_jax.data.chat import Chat
 from mars_jax.objective.streams import Row, StreamConfig
 
 OPEN_ROWS = 2048  # rows a chat is tried on: bounds the time per chat
+NOISY_STEP = 16  # between two lengths that `best_room` tries
 
 
 def fit(chat: Chat, cfg: StreamConfig) -> Chat | None:
@@ -93,6 +96,24 @@ def pack(chats: Sequence[Chat], cfg: StreamConfig) -> list[list[int]]:
         if len(open_rows) > OPEN_ROWS:
             open_rows = np.delete(open_rows, free_tokens[open_rows].argmin())
     return rows
+
+
+def best_room(chats: Sequence[Chat], cfg: StreamConfig, needed: float | None = None) -> StreamConfig:
+    """`cfg` with the `noisy_length` that packs the chats, none of them cut, into the fewest tokens of both streams.
+
+    needed: the largest `placeholder_cost` of all chats where these are only a sample.
+    """
+    needed = max(placeholder_cost(chat, cfg) for chat in chats) if needed is None else needed
+    if cfg.block_fraction < 1.0:
+        needed = math.ceil(needed) * cfg.block_size  # counted in blocks
+    least = -(-int(needed) // NOISY_STEP) * NOISY_STEP
+    lengths = [*range(least, cfg.row_length, NOISY_STEP), cfg.row_length]
+    return min((dataclasses.replace(cfg, noisy_length=n) for n in lengths), key=lambda s: packed_tokens(chats, s))
+
+
+def packed_tokens(chats: Sequence[Chat], cfg: StreamConfig) -> int:
+    """Tokens of both streams, empty places included, in the rows of these chats."""
+    return len(pack(chats, cfg)) * cfg.length
 
 
 def make_row(chats: Sequence[Chat]) -> Row:

@@ -1,10 +1,21 @@
 import itertools
+import logging
 
 import numpy as np
 import pytest
 
 from mars_jax.data.chat import Chat
-from mars_jax.data.packing import cut, fit, make_row, pack, placeholder_budget, placeholder_cost
+from mars_jax.data.packing import (
+    best_room,
+    cut,
+    fit,
+    make_row,
+    pack,
+    packed_tokens,
+    placeholder_budget,
+    placeholder_cost,
+)
+from mars_jax.data.rows import advise_room
 from mars_jax.objective.streams import StreamConfig, build_streams, noisy_capacity
 
 RECIPES = ["ar_sft", "mars", "mars_mask_only", "block_diffusion"]
@@ -160,3 +171,53 @@ def test_cut_drops_spans_that_are_gone():
     assert cut(chat, 5).spans.tolist() == [[2, 4]]
     assert cut(chat, 2).spans.shape == (0, 2)
     assert placeholder_budget(config(block_fraction=0.5, noisy=10)) == 2
+
+
+def equal_chats(count, length, trained):
+    """Each needs three placeholders for every four trained tokens."""
+    return [Chat(np.arange(length, dtype=np.int32), np.array([[length - trained, length]], np.int32))] * count
+
+
+@pytest.mark.parametrize(
+    "trained, length, tokens",
+    [
+        (4, 16, 2 * (64 + 16)),  # four chats a row need 12 placeholders
+        (8, 32, 2 * (64 + 32)),  # 24
+        (16, 48, 2 * (64 + 48)),  # 48: all the room there is
+    ],
+)
+def test_best_room_is_what_full_rows_need(trained, length, tokens):
+    chats = equal_chats(8, 16, trained)
+    best = best_room(chats, config())
+    assert (best.noisy_length, packed_tokens(chats, best)) == (length, tokens)
+
+
+def test_best_room_cuts_no_chat():
+    chats = [*equal_chats(40, 16, 4), *equal_chats(1, 60, 56)]  # the last alone needs 42
+    assert best_room(chats, config()).noisy_length == 48
+    assert best_room(chats[:40], config(), needed=42).noisy_length == 48
+
+
+@pytest.mark.parametrize("recipe, masks, anchor", [("mars", 3, "response"), ("block_diffusion", 4, "sequence")])
+def test_best_room_is_never_worse_than_any_other(recipe, masks, anchor):
+    cfg = config(recipe, masks=masks, anchor=anchor)
+    chats = fitted(random_chats(120), cfg)
+    needed = max(placeholder_cost(chat, cfg) for chat in chats)
+    others = [packed_tokens(chats, config(recipe, masks=masks, anchor=anchor, noisy=n)) for n in range(64, needed, -16)]
+    assert packed_tokens(chats, best_room(chats, cfg)) == min(others)
+
+
+def test_much_empty_room_is_named_with_the_better_number(caplog):
+    with caplog.at_level(logging.WARNING, "mars_jax.data"):
+        advise_room(equal_chats(5000, 16, 4), config())
+    assert caplog.messages == [
+        "objective.noisy_length=16, in place of 48, would pack these chats into 29 % fewer tokens a pass"
+    ]
+
+
+def test_room_that_is_used_needs_no_advice(caplog):
+    with caplog.at_level(logging.WARNING, "mars_jax.data"):
+        advise_room(equal_chats(100, 16, 16), config())
+        advise_room(equal_chats(100, 16, 4), config(noisy=16))
+        advise_room(equal_chats(100, 16, 4), config("ar_sft"))
+    assert caplog.messages == []
