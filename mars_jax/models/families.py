@@ -4,6 +4,7 @@ What a family's transformers class computes is either implemented here or refuse
 mathematics is never ignored. Keys that the classes do not read are left alone.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,9 @@ def _check_biases(hf: Mapping[str, Any], family: str) -> None:
 
 def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Theta and scaling from either spelling: `rope_theta` + `rope_scaling`, or `rope_parameters`."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(hf.get(key), Mapping | None):
+            raise UserError(f"config.json: {key}={hf[key]!r}: expected an object with rope_type and its numbers")
     spellings = {key: dict(hf[key]) for key in ("rope_parameters", "rope_scaling") if hf.get(key)}
     if len(spellings) == 2 and spellings["rope_parameters"] != spellings["rope_scaling"]:
         raise UserError(
@@ -106,8 +110,9 @@ def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     name, rope = next(iter(spellings.items()), ("rope_scaling", {}))
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise _refuse(name, rope, "one set of rotary parameters for all layers is")
-    kinds = {rope.pop(key) for key in ("rope_type", "type") if key in rope} or {"default"}
-    theta = float(rope.pop("rope_theta", hf.get("rope_theta", 10000.0)))
+    kinds = {str(rope.pop(key)) for key in ("rope_type", "type") if key in rope} or {"default"}
+    where = f"{name}.rope_theta" if "rope_theta" in rope else "rope_theta"
+    theta = _positive(where, rope.pop("rope_theta", hf.get("rope_theta", 10000.0)))
     if rope.pop("partial_rotary_factor", 1) != 1:
         raise _refuse(f"{name}.partial_rotary_factor", hf[name]["partial_rotary_factor"], "only 1 is")
     if kinds == {"default"}:
@@ -119,12 +124,19 @@ def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     wanted = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
     if set(rope) != wanted:
         raise UserError(f"config.json: {name} of rope_type 'llama3' needs {sorted(wanted)}, got {sorted(rope)}")
+    numbers = {key: _positive(f"{name}.{key}", rope[key]) for key in wanted}
     return theta, RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_position=int(rope["original_max_position_embeddings"]),
+        factor=numbers["factor"],
+        low_freq_factor=numbers["low_freq_factor"],
+        high_freq_factor=numbers["high_freq_factor"],
+        original_max_position=int(numbers["original_max_position_embeddings"]),
     )
+
+
+def _positive(key: str, value) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise UserError(f"config.json: {key}={value!r}: expected a positive number")
+    return float(value)
 
 
 def model_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -161,7 +173,7 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
         head_dim=hf.get("head_dim") or default_head_dim,
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        norm_eps=hf["rms_norm_eps"],
+        norm_eps=_positive("rms_norm_eps", hf["rms_norm_eps"]),
         tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
         qkv_bias=family == "qwen2" or attention_bias,
         output_bias=attention_bias,

@@ -56,6 +56,8 @@ def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, st
 
     Raises `UserError` for a path that holds none of these, an unsupported architecture or tensors that do not fit it.
     """
+    if not str(path).strip():
+        raise UserError("the model's path is empty: expected a folder, a hub id, a .gguf file or a run's output_dir")
     dtype = jnp.dtype(dtype or jnp.float32)
     found = place(path)
     is_run = run_folder.is_run_folder(found)
@@ -140,10 +142,11 @@ def _all_shardings(cfg: ModelConfig, shardings) -> Params:
 
 def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every end token that `config.json`, `generation_config.json` or the tokenizer names."""
-    generation = folder / "generation_config.json"
-    named = [read_json(folder / "config.json").get("eos_token_id"), tokenizer.eos_token_id]
-    named.append(read_json(generation).get("eos_token_id") if generation.exists() else None)
-    ids = set()
-    for value in named:
-        ids |= set(value) if isinstance(value, list) else {value}
+    ids = {tokenizer.eos_token_id}
+    for name in ("config.json", "generation_config.json"):
+        value = read_json(folder / name).get("eos_token_id") if (folder / name).exists() else None
+        values = value if isinstance(value, list) else [value]
+        if not all(entry is None or (type(entry) is int and entry >= 0) for entry in values):
+            raise UserError(f"{folder / name}: eos_token_id={value!r}: expected a token id or a list of them")
+        ids |= set(values)
     return tuple(sorted(ids - {None}))

@@ -51,6 +51,11 @@ REFUSED = [
     ("llama", "rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
     ("llama", "rope_parameters", {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4}),
     ("llama", "hidden_size", None),
+    ("llama", "rope_scaling", "yarn"),
+    ("llama", "rope_parameters", [1.0]),
+    ("llama", "rope_parameters", {"rope_type": ["yarn"], "rope_theta": 1e4}),
+    ("llama", "rope_parameters", {"rope_type": "default", "rope_theta": "big"}),
+    ("llama", "rms_norm_eps", "tiny"),
     ("llama", "num_attention_heads", 0),
     ("llama", "vocab_size", "511"),
     ("llama", "num_key_value_heads", 2.0),
@@ -69,6 +74,8 @@ def test_one_key_that_changes_the_mathematics_is_refused_by_name(variant, key, v
 def test_a_refusal_names_the_value():
     with pytest.raises(UserError, match="rope_type='yarn'"):
         families.model_config(config(rope_parameters=..., rope_scaling={"type": "yarn", "factor": 2.0}))
+    with pytest.raises(UserError, match="rope_scaling='yarn': expected an object with rope_type"):
+        families.model_config(config(rope_parameters=..., rope_scaling="yarn"))
     with pytest.raises(UserError, match="hidden_act='gelu'"):
         families.model_config(config(hidden_act="gelu"))
 

@@ -51,7 +51,18 @@ def test_stop_ids_are_the_union_of_all_three_places(tmp_path, config, generation
     assert load(folder).stop_ids == expected
 
 
+@pytest.mark.parametrize("value", ["</s>", [2, "</s>"], -1, 2.5, {"id": 2}])
+def test_end_tokens_that_are_no_ids_are_refused(tmp_path, value):
+    folder = checkpoints.random_checkpoint(tmp_path, "qwen2", eos_token_id=2)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id=.*expected a token id or a list"):
+        load(folder)
+
+
 def test_paths_that_hold_no_model(tmp_path):
+    for empty in ("", " "):
+        with pytest.raises(UserError, match="path is empty"):
+            load(empty)
     with pytest.raises(UserError, match="no such file or folder, nor a hub id"):
         load(tmp_path / "absent")
     with pytest.raises(UserError, match="expected a folder or a"):
