@@ -11,17 +11,21 @@ from mars_jax.errors import UserError
 
 log = logging.getLogger("mars_jax.benchmark")
 
+TRAIN_EXAMPLE = "python -m mars_jax.benchmark train --config configs/quickstart_mars.yaml --output runs/benchmark"
+DECODE_EXAMPLE = "python -m mars_jax.benchmark decode --model runs/quickstart/export --output runs/benchmark"
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.parser(
         "benchmark",
         "Speed and cost, side by side in one run.",
-        "python -m mars_jax.benchmark train --config configs/smollm2_135m_mars.yaml --output runs/benchmark",
+        f"{TRAIN_EXAMPLE}\n  {DECODE_EXAMPLE}",
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="train|decode")
     train = kinds.add_parser(
         "train",
         help="FLOPs, memory and time of a training step: SFT, MARS, sampled blocks, the paper's way",
+        epilog=f"example:\n  {TRAIN_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     train.add_argument("--config", required=True, metavar="FILE", help="YAML file of a run, as for mars_jax.train")
@@ -41,6 +45,7 @@ def _add_decode(kinds) -> None:
     decode = kinds.add_parser(
         "decode",
         help="tokens a second of every decode mode at several batch sizes",
+        epilog=f"example:\n  {DECODE_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     decode.add_argument("--model", required=True, metavar="PATH", help="as for mars_jax.generate")

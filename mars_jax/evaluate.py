@@ -12,8 +12,8 @@ from mars_jax.errors import UserError
 logger = logging.getLogger("mars_jax.evaluate")
 
 EXAMPLE = (
-    "python -m mars_jax.evaluate --model runs/quickstart/export --tasks gsm8k_cot --data-dir data --limit 20 "
-    "--mode window --tau 0.9 --output runs/evaluation"
+    "python -m mars_jax.evaluate --model runs/quickstart/export --tasks gsm8k_cot --num-fewshot 0 --limit 20 \\\n"
+    "    --mode window --tau 0.9 --output runs/evaluation"
 )
 DATA_LAYOUT = """
 layout of --data-dir:

@@ -83,10 +83,10 @@ def build() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", required=True, metavar="PATH", help="folder, hub id, .gguf file or a run's output_dir"
     )
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", nargs="+", metavar="TEXT", help="prompts")
     source.add_argument("--prompts", metavar="FILE.jsonl", help="a prompt a line: prompt, messages or token_ids")
-    source.add_argument("stdin", nargs="?", choices=["-"], help="the lines of --prompts from standard input")
+    source.add_argument("stdin", nargs="?", metavar="-", help="the lines of --prompts from standard input")
     parser.add_argument("--output", metavar="FILE.jsonl", help="write results here, in input order")
     parser.add_argument("--json", action="store_true", help="print results as JSON lines")
     parser.add_argument("--show-steps", action="store_true", help="colour the tokens of each forward")
@@ -164,6 +164,7 @@ def command(args: argparse.Namespace):
         raise UserError(f"--batch-size {args.batch_size}: expected at least 1")
     if args.raw and args.system is not None:
         raise UserError("--system is part of a chat, and --raw means no chat: leave one out")
+    _check_source(args)
     prompts = list(_prompts(args))
     if not prompts:
         raise UserError("no prompts: the input is empty")
@@ -209,6 +210,15 @@ def _tuned(engine, requests: "list[Request]", base) -> "list[Request]":
         replace(request, options=replace(request.options, **shape)) if request.options.mode == base.mode else request
         for request in requests
     ]
+
+
+def _check_source(args: argparse.Namespace):
+    if args.stdin not in (None, "-"):
+        raise UserError(f"{args.stdin!r} belongs to no option: texts follow --prompt, and - is standard input")
+    if args.prompt is None and args.prompts is None and args.stdin is None:
+        raise UserError("nothing to answer: give --prompt TEXT, --prompts FILE.jsonl, or - for standard input")
+    if args.output and args.prompts and Path(args.output).resolve() == Path(args.prompts).resolve():
+        raise UserError(f"--output {args.output} is the file of --prompts, which it would overwrite: name another one")
 
 
 def _prompts(args: argparse.Namespace) -> "Iterator[Prompt]":
@@ -261,7 +271,7 @@ def as_record(id: str, result: "Generation") -> dict:
         "forwards": result.forwards,
         "accepted": result.accepted,
         "mode": result.options.mode,
-        "tau": result.options.tau,
+        "tau": None if result.options.mode == "ar" or result.options.exact else result.options.tau,
     }
 
 
@@ -288,8 +298,8 @@ def texts_of_forwards(result: "Generation", tokenizer) -> list[str]:
 def _log_summary(results: "list[Generation]", seconds: float):
     tokens, forwards = sum(len(r.token_ids) for r in results), sum(r.forwards for r in results)
     logger.info(
-        "%d prompts, %d tokens in %d forwards: %.2f tokens a forward; %.1f s with compilation",
-        len(results), tokens, forwards, tokens / forwards, seconds,
+        "%d prompt%s, %d tokens in %d forwards: %.2f tokens a forward; %.1f s with compilation",
+        len(results), "" if len(results) == 1 else "s", tokens, forwards, tokens / forwards, seconds,
     )  # fmt: skip
 
 

@@ -191,7 +191,7 @@ def test_bad_arguments_exit_with_2(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["-", "--prompt", "a"], [], ["--prompt", "a", "--mode", "x"], ["--prompt", "a", "--prompts", "b"]]
+    "arguments", [["-", "--prompt", "a"], ["--prompt", "a", "b", "-", "--prompts", "c"], ["--prompt", "a", "--mode", "x"], ["--prompt", "a", "--prompts", "b"]]
 )
 def test_arguments_that_argparse_refuses(arguments):
     with pytest.raises(SystemExit) as stopped:

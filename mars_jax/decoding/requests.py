@@ -105,12 +105,15 @@ class DecodeOptions:
 OPTION_NAMES = tuple(f.name for f in fields(DecodeOptions))
 
 
-def _number(name: str, value, kind: type, least: float, most: float = float("inf")):
+LARGEST_FLOAT32 = 3.4028234e38  # what the device computes with; beyond it a number becomes infinite
+
+
+def _number(name: str, value, kind: type, least: float, most: float = LARGEST_FLOAT32):
     fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    # An infinite number would make the records invalid JSON.
-    if not fits or not least <= value <= most or value == float("inf"):
+    if not fits or not least <= value <= most:
         what = "an integer" if kind is int else "a number"
-        limits = f"from {least} to {most}" if most < float("inf") else f"of at least {least}"
+        bounded = most < LARGEST_FLOAT32 or (fits and value > most)
+        limits = f"from {least} to {most}" if bounded else f"of at least {least}"
         raise UserError(f"{name}={value!r}: expected {what} {limits}")
 
 
