@@ -13,6 +13,7 @@ from mars_jax.objective.streams import StreamConfig
 log = logging.getLogger("mars_jax.data")
 
 CHUNK = 512  # chats a call of the tokenizer
+WORTH_A_WARNING = 0.01  # share of the chats
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def encode_all(chats: Sequence[Sequence[Mapping]], stream: StreamConfig, tokeniz
                     squeezed += fitted.trained < cut(chat, stream.row_length).trained
                 kept.append(fitted)
     if squeezed:
-        log.warning(
+        log.log(
+            logging.WARNING if squeezed > WORTH_A_WARNING * len(chats) else logging.INFO,
             "%d of %d chats are cut shorter than objective.row_length=%d, for want of room for their placeholders: "
             "raise objective.noisy_length=%d", squeezed, len(chats), stream.row_length, stream.noisy_length,
         )  # fmt: skip
