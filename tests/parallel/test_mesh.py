@@ -146,6 +146,11 @@ for name, fsdp, tensor in (("v5e:4x4", 16, 1), ("v6e:8x8", 16, 4), ("v5e:16x16",
     per_process = len(devices) // len(processes)
     assert all(1 <= len(parts) <= per_process for parts in held), held
     print(name, held[0])
+
+from jax.experimental import topologies
+two = list(topologies.get_topology_desc("v5e:4x4", platform="tpu", num_slices=2).devices)
+mesh = make_mesh(2, 4, 4, two)
+assert [{d.slice_index for d in half.flat} for half in mesh.devices] == [{0}, {1}]
 """
 
 
