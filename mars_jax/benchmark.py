@@ -104,12 +104,12 @@ def decode_command(args: argparse.Namespace) -> None:
         "context": args.context,
     }
     records = Records(folder / "passes.jsonl", setup)
-    machine = decode_steps.recorded_machine(records)
     log.info("every pass is kept in %s: the same command goes on where it was", records.path)
     transformers_folder = Path(args.transformers) if args.transformers else None
     for batch in batches:
         decode.measure(model, prompts, chosen, [batch], args.repeats, records, transformers_folder)
         decode_steps.measure_steps(model, chosen, [batch], args.context, args.repeats, records)
+        machine = decode_steps.best_machine(records)
         speeds, steps = decode.speeds(records), decode_steps.costs(records, machine)
         as_json = decode_report.as_json(speeds, setup | decode_steps.as_record(steps, machine))
         (folder / "decode.json").write_text(as_json, encoding="utf-8")

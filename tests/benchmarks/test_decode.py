@@ -142,6 +142,11 @@ def test_command_writes_json_and_picture(tmp_path, capsys):
     assert "verify tree K=1" in [step["name"] for step in report["steps"]]
     assert (tmp_path / "decode.png").read_bytes().startswith(b"\x89PNG")
 
-    began = (tmp_path / "passes.jsonl").stat().st_size
+    lines = len((tmp_path / "passes.jsonl").read_text().splitlines())
     assert cli.main(benchmark.build_parser, benchmark.command, arguments.split()) == cli.EXIT_DONE
-    assert capsys.readouterr().out == printed and (tmp_path / "passes.jsonl").stat().st_size == began
+    *before, added = map(json.loads, (tmp_path / "passes.jsonl").read_text().splitlines())
+    assert len(before) == lines and added["kind"] == "machine"
+    again = json.loads((tmp_path / "decode.json").read_text())
+    assert again["speeds"] == report["speeds"]
+    for limit, best in again["machine"].items():
+        assert best == max(report["machine"][limit], added[limit])
