@@ -68,14 +68,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compile_step(args: argparse.Namespace, global_batch: int) -> dict:
+def slice_share(cfg, slices: int) -> list[str]:
+    """The overrides that make of a run's configuration the share of one of its slices; `mesh.data` lies across them."""
+    share = [f"train.global_batch={cfg.train.global_batch // slices}"]
+    if cfg.mesh.data > 0 and cfg.mesh.data % slices == 0:
+        share.append(f"mesh.data={cfg.mesh.data // slices}")
+    return share
+
+
+def compile_step(args: argparse.Namespace, share: list[str]) -> dict:
     """What `mars_jax.compile --json` says of one slice's share of a step. Raises UserError and DoesNotFitError."""
     words = [sys.executable, "-m", "mars_jax.compile", "--json", "--config", args.config, "--topology", args.topology]
     if args.architecture is not None:
         words += ["--architecture", args.architecture]
-    words += [*args.overrides, f"train.global_batch={global_batch}"]
+    words += [*args.overrides, *share]
     result = subprocess.run(words, capture_output=True, text=True)
-    message = result.stderr.strip().removeprefix("error: ")
+    message = result.stderr.strip().removeprefix("error: ").removesuffix(" (--debug shows where)")
     if result.returncode == cli.EXIT_USAGE:
         raise UserError(message)
     if result.returncode != cli.EXIT_DONE:
@@ -92,7 +100,7 @@ def count_steps(train, rows: int | None) -> int:
         raise UserError(
             f"train.epochs={train.epochs}: say with --rows N how many rows an epoch has (chats, with data.pack=false)"
         )
-    return train.epochs * (rows // train.global_batch)
+    return math.ceil(train.epochs * rows / train.global_batch)  # as `data.pipeline` counts: epochs run into each other
 
 
 def chip_hour_price(file: str, topology: str) -> float:
@@ -111,14 +119,15 @@ def chip_hour_price(file: str, topology: str) -> float:
 def estimate_run(args: argparse.Namespace) -> RunEstimate:
     from mars_jax.config import load_config
 
-    train = load_config(args.config, args.overrides).train
+    cfg = load_config(args.config, args.overrides)
+    train = cfg.train
     if args.slices < 1 or train.global_batch % args.slices:
         raise UserError(f"--slices {args.slices} do not share train.global_batch={train.global_batch} rows evenly")
     if not 0 < args.efficiency <= 1:
         raise UserError(f"--efficiency {args.efficiency}: expected a share in (0, 1]")
     steps = count_steps(train, args.rows)
     price = None if args.prices is None else chip_hour_price(args.prices, args.topology)
-    compiled = compile_step(args, train.global_batch // args.slices)
+    compiled = compile_step(args, slice_share(cfg, args.slices))
     memory = compiled["memory"]
     total = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"]
     chips = args.slices * math.prod(compiled["mesh"].values())

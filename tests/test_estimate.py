@@ -1,10 +1,12 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from mars_jax import estimate
+from mars_jax.data.pipeline import Pipeline
 from mars_jax.errors import UserError
 
 CONFIG = "tests/launch/data/run.yaml"
@@ -16,24 +18,27 @@ COMPILED = {
 }
 
 
-def run(monkeypatch, *arguments: str, **compiled) -> tuple[estimate.RunEstimate, list[int]]:
-    batches = []
-    monkeypatch.setattr(estimate, "compile_step", lambda args, rows: batches.append(rows) or COMPILED | compiled)
+def run(monkeypatch, *arguments: str, **compiled) -> tuple[estimate.RunEstimate, list[str]]:
+    shares = []
+    monkeypatch.setattr(estimate, "compile_step", lambda args, share: shares.extend(share) or COMPILED | compiled)
     args = estimate.build_parser().parse_args(["--config", CONFIG, "--topology", "v5e:2x2", *arguments])
-    return estimate.estimate_run(args), batches
+    return estimate.estimate_run(args), shares
 
 
 def test_hours_and_chip_hours_of_so_many_steps(monkeypatch):
-    result, batches = run(monkeypatch, "train.steps=7200")
+    result, share = run(monkeypatch, "train.steps=7200")
     assert (result.chips, result.memory_gib) == (4, 3.0)
     assert (result.steps, result.hours, result.device_hours) == (7200, 1.0, 4.0)
     assert result.cost is None
-    assert batches == [8]
+    assert share == ["train.global_batch=8"]
 
 
-def test_epochs_count_the_whole_batches_of_the_rows(monkeypatch):
+def test_steps_of_epochs_are_those_of_the_pipeline(monkeypatch):
     result, _ = run(monkeypatch, "--rows", "1003", "train.steps=null", "train.epochs=5")
-    assert result.steps == 5 * 125
+    rows, report = [None] * 1003, SimpleNamespace(trained_tokens=1)
+    assert (
+        result.steps == Pipeline(rows, report, None, global_rows=8, epochs=5).num_batches == 627
+    )  # 5015 rows in eights
 
 
 def test_epochs_without_rows_ask_for_them(monkeypatch):
@@ -42,10 +47,15 @@ def test_epochs_without_rows_ask_for_them(monkeypatch):
 
 
 def test_slices_share_the_batch(monkeypatch):
-    result, batches = run(monkeypatch, "--slices", "2", "train.steps=7200")
-    assert batches == [4]
+    result, share = run(monkeypatch, "--slices", "2", "train.steps=7200", "mesh.data=-1")
+    assert share == ["train.global_batch=4"]
     assert (result.chips, result.device_hours) == (8, 8.0)
     assert "network between slices is not counted" in estimate.describe(result, 1.0)
+
+
+def test_data_lies_across_slices(monkeypatch):
+    _, share = run(monkeypatch, "--slices", "2", "train.steps=7200", "mesh.data=4", "mesh.fsdp=-1")
+    assert share == ["train.global_batch=4", "mesh.data=2"]
 
 
 def test_a_measured_efficiency_scales_the_time(monkeypatch):
