@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mars_jax.errors import UserError
 
@@ -55,3 +56,15 @@ def run(command: Callable[[argparse.Namespace], None], args: argparse.Namespace)
 def main(build: Callable[[], argparse.ArgumentParser], command, argv: Sequence[str] | None = None) -> int:
     """Parse and run; argparse itself exits with 2 on wrong arguments."""
     return run(command, build().parse_args(argv))
+
+
+def keep_compiled_programs() -> None:
+    """Compile for decoding once, not at every start: keep XLA's programs under `~/.cache/mars_jax`.
+
+    JAX_COMPILATION_CACHE_DIR names another folder; empty, it keeps none.
+    """
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and jax.config.jax_compilation_cache_dir is None:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(home / "mars_jax"))

@@ -119,6 +119,7 @@ def language_model(path: str, options, batch_size: int, cache: Path | None):
     from mars_jax.evaluation.harness import MarsLM
     from mars_jax.models.loading import load
 
+    cli.keep_compiled_programs()
     model = load(path)
     engine = DecodeEngine(model, slots=batch_size)
     return MarsLM(model, engine.completed, options, cache=AnswerCache(cache), batch_size=batch_size)

@@ -8,7 +8,7 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,6 +134,10 @@ def add_decode_arguments(parser: argparse.ArgumentParser):
     options.add_argument("--min-new-tokens", type=int, metavar="N", help="no end before so many tokens (0)")
     options.add_argument("--stop", nargs="+", metavar="STR", help="texts that end an answer")
 
+    options.add_argument(
+        "--logprobs", type=int, metavar="N", help="also log-probabilities, of each token and of the N likeliest (none)"
+    )
+
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, metavar="F", help="0 takes the likeliest token (0)")
     sampling.add_argument("--top-k", type=int, metavar="N", help="draw among the N likeliest tokens (all)")
@@ -143,13 +147,25 @@ def add_decode_arguments(parser: argparse.ArgumentParser):
     sampling.add_argument("--repetition-penalty", type=float, metavar="F", help="for tokens of prompt and answer (1)")
     sampling.add_argument("--presence-penalty", type=float, metavar="F", help="for tokens of the answer (0)")
     sampling.add_argument("--frequency-penalty", type=float, metavar="F", help="for each of their occurrences (0)")
+    sampling.add_argument(
+        "--logit-bias", type=_bias, action="append", metavar="ID=VALUE", help="added to a token id's logit; repeatable"
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """`ID=VALUE`; a ValueError is argparse's to report."""
+    token_id, _, value = text.partition("=")
+    return int(token_id), float(value)
 
 
 def given_options(args: argparse.Namespace) -> dict:
     """The decode options that were given, by field."""
     from mars_jax.decoding.requests import OPTION_NAMES
 
-    return {name: value for name in OPTION_NAMES if (value := getattr(args, name, None)) is not None}
+    given = {name: value for name in OPTION_NAMES if (value := getattr(args, name, None)) is not None}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return given
 
 
 def command(args: argparse.Namespace):
@@ -169,6 +185,7 @@ def command(args: argparse.Namespace):
     if not prompts:
         raise UserError("no prompts: the input is empty")
 
+    cli.keep_compiled_programs()
     model = load(args.model)
     engine = DecodeEngine(model, slots=min(args.batch_size, len(prompts)), weights=args.weights)
     requests = []
@@ -261,7 +278,8 @@ def _write(prompt: "Prompt", result: "Generation", args, outputs, tokenizer):
 
 
 def as_record(id: str, result: "Generation") -> dict:
-    """A line of the output."""
+    """A line of the output; with `logprobs` if they were asked for."""
+    logprobs = {} if result.logprobs is None else {"logprobs": [asdict(token) for token in result.logprobs]}
     return {
         "id": id,
         "text": result.text,
@@ -272,6 +290,7 @@ def as_record(id: str, result: "Generation") -> dict:
         "accepted": result.accepted,
         "mode": result.options.mode,
         "tau": None if result.options.mode == "ar" or result.options.exact else result.options.tau,
+        **logprobs,
     }
 
 

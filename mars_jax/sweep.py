@@ -80,6 +80,7 @@ def _language_models(args: argparse.Namespace):
     from mars_jax.evaluation.harness import MarsLM
     from mars_jax.models.loading import load
 
+    cli.keep_compiled_programs()
     model = load(args.model)
     engine = DecodeEngine(model, slots=args.batch_size)
     cache = AnswerCache(args.output / "answers.jsonl")

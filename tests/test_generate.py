@@ -102,6 +102,28 @@ def test_sampling_and_stops_from_arguments_and_lines(tmp_path, capsys):
     assert first["token_ids"] == again["token_ids"] != other["token_ids"]
 
 
+def test_log_probabilities_say_which_come_from_placeholders(capsys):
+    arguments = [*MODEL, "--prompt", TEXTS[0], "--json", "--max-new-tokens", "6", "--tau", "0", "--logprobs", "2"]
+    assert main(arguments) == 0
+    (record,) = lines(capsys.readouterr().out)
+    tokens = record["logprobs"]
+    assert [token["from_placeholder"] for token in tokens] == [False, True, True, True, False, True]
+    for token_id, token in zip(record["token_ids"], tokens, strict=True):
+        assert len(token["top"]) == 2 and token["logprob"] <= 0
+        assert token["top"][str(token_id)] == token["logprob"] == max(token["top"].values())
+
+
+def test_bias_from_arguments(capsys):
+    arguments = [*MODEL, "--prompt", TEXTS[0], "--json", "--max-new-tokens", "6", "--mode", "verify"]
+    first, second = run_of(CASES[0], "ar")["token_ids"][:2]
+    assert main([*arguments, "--logit-bias", f"{first}=-100", "--logit-bias", f"{second}=-99.5"]) == 0
+    (record,) = lines(capsys.readouterr().out)
+    assert not {first, second} & set(record["token_ids"])
+    assert main([*arguments, "--logit-bias", "77=1e3"]) == 0
+    (record,) = lines(capsys.readouterr().out)
+    assert record["token_ids"] == [77] * 6 and "logprobs" not in record
+
+
 def test_raw_continues_the_text_and_system_adds_a_turn(capsys):
     assert main([*MODEL, "--prompt", "stone", "--raw", "--json", "--max-new-tokens", "1"]) == 0
     assert main([*MODEL, "--prompt", "stone", "--system", "Be brief.", "--json", "--max-new-tokens", "1"]) == 0
@@ -179,6 +201,8 @@ def test_prompts_that_are_no_utf8_are_refused(tmp_path, monkeypatch, capsys):
         (["--prompt", "a", "--window", "0"], "window=0"),
         (["--prompt", "a", "--tau", "inf"], "tau=inf"),
         (["--prompt", "a", "--top-p", "2"], "top_p=2.0: expected a number from 0 to 1"),
+        (["--prompt", "a", "--logit-bias", "5=nan"], "logit_bias[5]=nan: expected a number from -10000.0 to 10000.0"),
+        (["--prompt", "a", "--logit-bias", "9999=1"], "token id 9999"),
         (["--prompt", "a", "--batch-size", "0"], "--batch-size 0"),
         (["--prompt", "a", "--raw", "--system", "b"], "--system"),
         (["--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: cannot be read"),
@@ -191,7 +215,14 @@ def test_bad_arguments_exit_with_2(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["-", "--prompt", "a"], ["--prompt", "a", "b", "-", "--prompts", "c"], ["--prompt", "a", "--mode", "x"], ["--prompt", "a", "--prompts", "b"]]
+    "arguments",
+    [
+        ["-", "--prompt", "a"],
+        ["--prompt", "a", "b", "-", "--prompts", "c"],
+        ["--prompt", "a", "--mode", "x"],
+        ["--prompt", "a", "--prompts", "b"],
+        ["--prompt", "a", "--logit-bias", "5"],
+    ],
 )
 def test_arguments_that_argparse_refuses(arguments):
     with pytest.raises(SystemExit) as stopped:

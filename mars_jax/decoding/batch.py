@@ -1,5 +1,6 @@
 """A batch on the device: its state, its rows' settings, and a cache that grows with its longest row."""
 
+import logging
 from collections.abc import Sequence
 
 import jax
@@ -11,6 +12,8 @@ from mars_jax.decoding.planning import plan_of, without_drafts
 from mars_jax.decoding.requests import DecodeOptions, Request
 from mars_jax.decoding.settings import SCORES, Adjustment, Sampling, Settings
 from mars_jax.decoding.state import empty_state, no_drafts
+
+log = logging.getLogger(__name__)
 
 SMALLEST_CAPACITY = 128
 SMALLEST_CHUNK, LARGEST_CHUNK = 32, 256  # tokens of a prompt prefilled at once
@@ -62,6 +65,7 @@ class Batch:
         padded[0, : len(tokens)] = tokens
         arguments = (np.array([x], np.int32) for x in (row, start, len(tokens)))
         row, cursor, count = arguments
+        self._announce(f"prefill of {padded.shape[1]} tokens, cache {self.engine.slots} × {self.num_slots}")
         cache = loop.prefill(self.engine.network, self.engine.weights, self.state.cache, row, padded, cursor, count)
         self.state = self.state._replace(cache=cache)
 
@@ -86,6 +90,13 @@ class Batch:
 
     def step(self, steps: int, until_one_finishes: bool) -> loop.Report:
         """Up to `steps` forwards, for which there must be room; the report is of the device and may be read later."""
+        rows = self.engine.slots
+        self._announce(
+            f"decoding step of {rows} × {self.plan.tokens} tokens, cache {rows} × {self.num_slots}, "
+            f"texts up to {self.capacity}",
+            self.plan,
+            self.num_biases,
+        )
         self.state, report = loop.decode(
             self.engine.network,
             self.plan,
@@ -97,6 +108,12 @@ class Batch:
             np.bool_(until_one_finishes),
         )
         return report
+
+    def _announce(self, program: str, *shape):
+        """Say that a program is about to be compiled, the first time that this engine runs it."""
+        if (program, *shape) not in self.engine.announced:
+            self.engine.announced.add((program, *shape))
+            log.info("compiling the %s", program)
 
     def saw(self, row: int, length: int):
         """A report of the last call but one said so; the last may have added as much again."""

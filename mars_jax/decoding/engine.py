@@ -55,6 +55,7 @@ class DecodeEngine:
         self.vocabulary = Vocabulary(jnp.asarray(model.emit_mask), jnp.int32(model.mask_id))
         self.adapt = adapt
         self._adaptations = defaultdict(Adaptation)  # by plan
+        self.announced = set()  # programs that were said to be compiled
         self._seeds = np.random.default_rng()
 
     def check(self, request: Request):
@@ -159,7 +160,7 @@ def _logprobs(options: DecodeOptions, report: Report, row: int, start: int, forw
     entries = []
     for i, place in enumerate(range(start, start + len(forward))):
         ids, top = (a[row, place, : options.logprobs].tolist() for a in report.logprobs[1:])
-        follows = i > 0 and forward[i] == forward[i - 1]
+        follows = i > 0 and bool(forward[i] == forward[i - 1])
         chosen = float(report.logprobs.chosen[row, place])
         entries.append(TokenLogprob(chosen, dict(zip(ids, top, strict=True)), follows and not options.exact))
     return entries

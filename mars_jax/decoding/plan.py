@@ -37,6 +37,11 @@ class Plan:
         return self.drafts + 1 if self.branched else 1
 
     @property
+    def tokens(self) -> int:
+        """Tokens that a row forwards in a step."""
+        return self.real + self.stops * self.masks
+
+    @property
     def run(self) -> int:
         """Most tokens one forward can commit."""
         return self.drafts + 1 + self.masks

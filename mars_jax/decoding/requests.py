@@ -9,6 +9,7 @@ from mars_jax.errors import UserError
 MODES = ("ar", "window", "verify", "block", "recompute", "jacobi", "lookup")
 EXACT_MODES = ("verify", "jacobi", "lookup")
 LAYOUTS = ("chain", "tree")
+NO_BIAS_PAST = 1e4  # far beyond any logit, and far from that of ids which are never emitted
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class DecodeOptions:
             _number("seed", self.seed, int, least=0, most=2**32 - 1)
         if self.logprobs is not None:
             _number("logprobs", self.logprobs, int, least=0, most=100)
+        for token_id, value in self.logit_bias.items():
+            _number(f"logit_bias[{token_id}]", value, float, least=-NO_BIAS_PAST, most=NO_BIAS_PAST)
         if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise UserError(f"stop={self.stop!r}: expected a list of texts, none of them empty")
         object.__setattr__(self, "stop", tuple(self.stop))

@@ -187,6 +187,23 @@ def test_options_out_of_range_are_refused_by_name(options, message):
         DecodeOptions(**options)
 
 
+def test_every_program_is_said_to_be_compiled_once(caplog):
+    caplog.set_level("INFO", logger="mars_jax")
+    engine = DecodeEngine(tiny.model(), slots=2)
+    prompt = tuple(range(20, 30))
+    short = [Request(prompt, DecodeOptions(mode="ar", max_new_tokens=n)) for n in (2, 3)]
+    engine.generate(short)
+    engine.generate(short)
+    said = [
+        "compiling the prefill of 32 tokens, cache 2 × 128",
+        "compiling the decoding step of 2 × 1 tokens, cache 2 × 128, texts up to 128",
+    ]
+    assert [r.getMessage() for r in caplog.records if r.name == "mars_jax.decoding.batch"] == said
+    engine.generate([Request(prompt, DecodeOptions(mode="verify", draft=1, max_new_tokens=2))])
+    more = caplog.records[-1].getMessage()
+    assert more == "compiling the decoding step of 2 × 4 tokens, cache 2 × 128, texts up to 128"
+
+
 def test_a_step_does_not_copy_the_cache():
     """Temporary memory of the loop stays far below the cache's size, and the cache's buffers are reused."""
     engine = DecodeEngine(tiny.model(), slots=4)
