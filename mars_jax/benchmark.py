@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Speed and cost, side by side in one run.",
         f"{TRAIN_EXAMPLE}\n  {DECODE_EXAMPLE}",
     )
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="train|decode")
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="train|decode|weights")
     train = kinds.add_parser(
         "train",
         help="FLOPs, memory and time of a training step: SFT, MARS, sampled blocks, the paper's way",
@@ -38,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("overrides", nargs="*", metavar="key=value", help="dotted keys that replace those of the file")
     train.set_defaults(command=train_command)
     _add_decode(kinds)
+    _add_weights(kinds)
     return parser
 
 
@@ -76,6 +77,42 @@ def _add_decode(kinds) -> None:
     decode.add_argument("--paper-table", action="store_true", help="also the paper's wall-clock table, ours beside")
     decode.add_argument("--json", action="store_true", help="JSON instead of the table on stdout")
     decode.set_defaults(command=decode_command)
+
+
+def _add_weights(kinds) -> None:
+    weights = kinds.add_parser(
+        "weights",
+        help="what bfloat16 and int8 change: greedy tokens, likelihood, bytes, and whether verify stays exact",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    weights.add_argument("--model", required=True, metavar="PATH", help="as for mars_jax.generate")
+    weights.add_argument("--output", required=True, metavar="DIR", help="for weights.json")
+    weights.add_argument(
+        "--prompts", metavar="FILE.jsonl", help="as for mars_jax.generate; default: chats made by the package"
+    )
+    weights.add_argument("--count", type=int, default=32, metavar="N", help="prompts used; default: %(default)s")
+    weights.add_argument("--batch-size", type=int, default=8, metavar="N", help="slots; default: %(default)s")
+    weights.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
+    weights.add_argument("--draft", type=int, default=3, metavar="K", help="drafts of verify; default: %(default)s")
+    weights.set_defaults(command=weights_command)
+
+
+def weights_command(args: argparse.Namespace) -> None:
+    from mars_jax.benchmarks import weights
+    from mars_jax.decoding.requests import DecodeOptions
+    from mars_jax.models.loading import load
+
+    if args.count < 1 or args.batch_size < 1:
+        raise UserError(f"--count {args.count} --batch-size {args.batch_size}: expected at least 1")
+    base = DecodeOptions(max_new_tokens=args.max_new_tokens, draft=args.draft)
+    folder = Path(args.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = load(args.model)
+    prompts = _benchmark_prompts(args, model)
+    qualities = weights.measure(model, prompts, base, args.batch_size)
+    about = {"model": args.model, "max_new_tokens": args.max_new_tokens, "draft": args.draft}
+    weights.write(qualities, folder / "weights.json", about)
+    print(weights.table(qualities))
 
 
 def decode_command(args: argparse.Namespace) -> None:
