@@ -119,7 +119,10 @@ def add_decode_arguments(parser: argparse.ArgumentParser):
 
     options = parser.add_argument_group("decoding")
     options.add_argument(
-        "--mode", choices=MODES, help="window trusts scores; verify, lookup and jacobi give what ar gives (window)"
+        "--mode",
+        choices=MODES,
+        help="window trusts scores; verify, lookup and jacobi give what ar gives; diffusion is for recipe "
+        "block_diffusion (window)",
     )
     options.add_argument("--tau", type=float, metavar="F", help="threshold of the score (0.9)")
     options.add_argument("--score", choices=SCORES, help="what is compared with tau (probability)")
@@ -130,6 +133,11 @@ def add_decode_arguments(parser: argparse.ArgumentParser):
     options.add_argument("--cache-block", type=int, metavar="N", help="block of mode block (16)")
     options.add_argument("--draft", type=int, metavar="K", help="drafts a forward in the exact modes (3)")
     options.add_argument("--layout", choices=LAYOUTS, help="where verify puts placeholders (tree)")
+    options.add_argument(
+        "--lookup",
+        action=argparse.BooleanOptionalAction,
+        help="verify checks drafts from the text so far too, and takes the longer run (no)",
+    )
     options.add_argument("--max-new-tokens", type=int, metavar="N", help="most tokens of an answer (256)")
     options.add_argument("--min-new-tokens", type=int, metavar="N", help="no end before so many tokens (0)")
     options.add_argument("--stop", nargs="+", metavar="STR", help="texts that end an answer")
@@ -192,6 +200,8 @@ def command(args: argparse.Namespace):
     for prompt in prompts:
         try:
             options = decode_options(given | prompt.overrides)
+            if args.show_steps and options.mode == "diffusion":
+                raise UserError("--show-steps colours runs, but mode diffusion fills places in any order")
             requests.append(Request(encode(model.tokenizer, prompt.content, raw=args.raw, system=args.system), options))
             engine.check(requests[-1])
         except UserError as error:

@@ -75,7 +75,7 @@ def test_stages_share_data_and_shape():
         (ObjectiveSection(), {"window": 3, "tree": 3}),
         (ObjectiveSection(masks_per_block=4), {"window": 3, "tree": 3, "window_own": 4, "tree_own": 4}),
         (ObjectiveSection(block_size=8), {"window": 3, "tree": 3, "window_own": 7, "tree_own": 7}),
-        (ObjectiveSection(recipe="block_diffusion"), {}),
+        (ObjectiveSection(recipe="block_diffusion"), {"diffusion": 4}),
     ],
 )
 def test_variants_are_decoded_at_the_common_and_at_their_own_width(objective, widths):

@@ -119,11 +119,11 @@ def settings_of(cfg: RunConfig, prompts: int) -> dict:
 def decode_options(objective: ObjectiveSection) -> dict[str, dict]:
     """How a variant is decoded: with `WIDTH`, and with as many placeholders as its blocks had.
 
-    Placeholders of block diffusion predict the token they stand for; no mode here reads them so, and it has `ar` alone.
+    Placeholders of block diffusion predict the token they stand for: its own mode reads them so.
     """
     options = {"ar": {"mode": "ar"}}
     if objective.recipe == "block_diffusion":
-        return options
+        return options | {"diffusion": {"mode": "diffusion", "tau": TAU, "window": objective.block_size}}
     own = objective.stream_config(mask_id=0).masks_per_block
     for suffix, width in (("", WIDTH), *([("_own", own)] if own != WIDTH else [])):
         options["window" + suffix] = {"mode": "window", "tau": TAU, "window": width}

@@ -35,7 +35,8 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _cells(result: Result) -> tuple[str, ...]:
-    tree, window = result.decoding.get("tree"), result.decoding.get("window")
+    tree = result.decoding.get("tree")
+    window = result.decoding.get("window") or result.decoding.get("diffusion")
     return (
         result.name,
         f"{result.tokens_per_step}",

@@ -22,11 +22,13 @@ class Drafts(NamedTuple):
     tokens: int32 `[B, K]`.
     count:  int32 `[B]`, how many there are.
     q:      float32 `[B, K, V]`, the distribution that each was drawn from; None where none was drawn.
+    found:  other candidates for the same places, from lookup, where the plan checks them beside these.
     """
 
     tokens: jax.Array
     count: jax.Array
     q: jax.Array | None
+    found: "Drafts | None" = None
 
     def distributions(self, vocab_size: int) -> jax.Array:
         return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32) if self.q is None else self.q

@@ -4,6 +4,7 @@ A finished row frees its slot for the next request; nobody waits for the slowest
 one call late, while the device is at the next one.
 """
 
+import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ from mars_jax.decoding.stops import find_stop
 from mars_jax.decoding.weights import stored_weights
 from mars_jax.errors import UserError
 from mars_jax.models.loading import LoadedModel
+
+log = logging.getLogger(__name__)
 
 
 class DecodeEngine:
@@ -76,12 +79,20 @@ class DecodeEngine:
 
     def completed(self, requests: Sequence[Request]) -> Iterator[tuple[int, Generation]]:
         """`(index, result)` of every request, as they finish."""
+        if any(request.options.mode == "diffusion" for request in requests):
+            self._warn_of_diffusion()
         groups = defaultdict(list)
         for index, request in enumerate(requests):
             self.check(request)
             groups[shares_steps_with(request.options)].append(_Job(index, request))
         for jobs in groups.values():
             yield from self._serve(jobs)
+
+    def _warn_of_diffusion(self):
+        """Once: a folder does not say how its model was trained."""
+        if "diffusion" not in self.announced:
+            self.announced.add("diffusion")
+            log.warning("mode diffusion: the answers of models not trained with recipe block_diffusion mean nothing")
 
     def _serve(self, jobs: "list[_Job]") -> Iterator[tuple[int, Generation]]:
         batch = Batch(self, [job.request for job in jobs])

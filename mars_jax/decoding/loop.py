@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mars_jax.decoding import diffusion
 from mars_jax.decoding import drafts as sources
 from mars_jax.decoding.drafts import Drafts
 from mars_jax.decoding.logprobs import Logprobs
@@ -50,10 +51,12 @@ def insert(
         forwards=put(state.forwards, 0),
         finish=put(state.finish, RUNNING),
     )
+    if state.block is not None:
+        state = state._replace(block=state.block.emptied(jnp.arange(state.length.shape[0]) == row))
     if plan.drafts:
         first = _first_drafts(plan, settings, state)
-        tokens, count = (put(old, new[row]) for old, new in zip(state.drafts[:2], first[:2], strict=True))
-        state = state._replace(drafts=Drafts(tokens, count, state.drafts.q))
+        drafts = jax.tree.map(lambda old, new: put(old, new[row]), state.drafts._replace(q=None), first)
+        state = state._replace(drafts=drafts._replace(q=state.drafts.q))
     return state, settings
 
 
@@ -62,6 +65,8 @@ def _first_drafts(plan: Plan, settings: Settings, state: DecodeState) -> Drafts:
     if plan.source == "lookup":
         return sources.lookup(state.tokens, state.length, settings.width, plan.drafts)
     nothing = Drafts(jnp.zeros_like(state.drafts.tokens), jnp.zeros_like(state.length), None)
+    if plan.found:
+        return nothing._replace(found=sources.lookup(state.tokens, state.length, settings.width, plan.drafts))
     if plan.source == "jacobi":
         u_BK = uniforms(settings.sampling.seed, state.forwards, Purpose.GUESS, plan.drafts)
         return nothing._replace(
@@ -105,6 +110,8 @@ def decode(
     """Step until every row has finished (or, where asked, until one has), or `max_steps` times."""
     enough = jnp.where(until_one_finishes, state.running.sum(), 1)
 
+    one_step = diffusion.step if plan.source == "diffusion" else step
+
     def going_on(carry):
         steps, state = carry
         running = state.running.sum()
@@ -112,7 +119,7 @@ def decode(
 
     def advance(carry):
         steps, state = carry
-        return steps + 1, step(network, plan, weights, vocabulary, settings, state)
+        return steps + 1, one_step(network, plan, weights, vocabulary, settings, state)
 
     before = state
     _, state = jax.lax.while_loop(going_on, advance, (jnp.zeros((), jnp.int32), state))

@@ -15,7 +15,8 @@ class Plan:
     drafts: most drafts a row can have checked.
     masks:  placeholders per group (W or K).
     branched: a group after every possible stop (tree) instead of one after the last real token (chain).
-    source: where drafts come from, see `decoding.drafts`.
+    source: where drafts come from, see `decoding.drafts`; "diffusion" fills blocks (`decoding.diffusion`).
+    found:  as many drafts of lookup are checked beside those of the source, as a branch of their own.
     cache:  "cursor": keep what was committed at every step. "block": keep whole blocks of `real - 1` tokens, when all
             rows are there (the paper's block cache). "recompute": keep nothing; every step forwards the whole prefix.
     logprobs: record log-probabilities of committed tokens and of this many likeliest ids; None records nothing.
@@ -27,6 +28,7 @@ class Plan:
     masks: int = 0
     branched: bool = False
     source: str = "masks"
+    found: bool = False
     cache: str = "cursor"
     sampled: bool = False
     adjusted: bool = False
@@ -39,7 +41,7 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Tokens that a row forwards in a step."""
-        return self.real + self.stops * self.masks
+        return self.real + self.stops * self.masks + self.found * (self.drafts + self.masks)
 
     @property
     def run(self) -> int:
@@ -69,6 +71,11 @@ def lookup(draft: int) -> Plan:
 def jacobi(draft: int) -> Plan:
     """Fixed-point decoding: a window of `draft` guesses is corrected until the model agrees."""
     return Plan(real=draft + 1, drafts=draft, source="jacobi")
+
+
+def diffusion(size: int) -> Plan:
+    """Block diffusion: a block's tokens are filled in in any order, then pending; meanwhile nothing is."""
+    return Plan(real=size, masks=size, source="diffusion")
 
 
 def block(size: int, width: int) -> Plan:

@@ -11,9 +11,9 @@ CURSOR_MODES = ("ar", "window", "verify")
 
 
 def shares_steps_with(options: DecodeOptions):
-    """Requests with equal keys share a batch. Modes over cursors with drafts from placeholders all do."""
+    """Requests with equal keys share a batch. Modes over cursors with drafts from placeholders (alone) all do."""
     if options.mode in CURSOR_MODES:
-        return "cursors"
+        return "cursors", options.lookup
     return options.mode, options.width, options.cache_block if options.mode == "block" else None
 
 
@@ -27,6 +27,8 @@ def plan_of(options: Sequence[DecodeOptions], capacity: int) -> Plan:
             plan = plans.jacobi(one.draft)
         case "block":
             plan = plans.block(one.cache_block, one.window)
+        case "diffusion":
+            plan = plans.diffusion(one.window)
         case "recompute":
             plan = plans.recompute(capacity, one.window)
         case _:
@@ -55,4 +57,5 @@ def _cursor_plan(options: Sequence[DecodeOptions]) -> Plan:
         drafts=max((o.draft for o in checked), default=0),
         masks=width,
         branched=any(o.layout == "tree" for o in checked),
+        found=options[0].lookup,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from mars_jax.decoding.settings import SCORES
 from mars_jax.errors import UserError
 
-MODES = ("ar", "window", "verify", "block", "recompute", "jacobi", "lookup")
+MODES = ("ar", "window", "verify", "block", "recompute", "jacobi", "lookup", "diffusion")
 EXACT_MODES = ("verify", "jacobi", "lookup")
 LAYOUTS = ("chain", "tree")
 NO_BIAS_PAST = 1e4  # far beyond any logit, and far from that of ids which are never emitted
@@ -19,14 +19,17 @@ class DecodeOptions:
     mode:           "ar" one token a forward. "window" trusts candidates whose score passes. "verify" checks them and
                     gives exactly what "ar" gives, as do "lookup" (drafts from the text so far) and "jacobi" (guesses
                     corrected until they agree). "block" is "window" over the paper's block cache, "recompute"
-                    without a cache.
-    tau:            threshold of the score in window, block and recompute: at least it for `probability` and `margin`
-                    (1 or more: exactly one token a forward), at most it, in nats, for `entropy`.
+                    without a cache. "diffusion" fills blocks of `window` placeholders in any order, for models trained
+                    with the recipe `block_diffusion`.
+    tau:            threshold of the score in window, block, recompute and diffusion: at least it for `probability` and
+                    `margin` (1 or more: exactly one token a forward), at most it, in nats, for `entropy`.
     gate_first:     whether an unsure first token ends a run.
     window:         placeholders a forward (W).
     cache_block:    tokens of a cache block in mode "block".
     draft:          drafts a forward (K) in the exact modes.
     layout:         in mode "verify", "chain" puts placeholders after the last draft, "tree" after every possible stop.
+    lookup:         in mode "verify", check as many drafts from the text so far beside those of the placeholders; of the
+                    two chains the longer one that stands is taken. At temperature 0 only.
     max_new_tokens: most tokens returned, end token included.
     min_new_tokens: no end token and no stop string before so many tokens.
     stop:           texts that end the answer; it is cut before the first that is completed.
@@ -47,6 +50,7 @@ class DecodeOptions:
     cache_block: int = 16
     draft: int = 3
     layout: str = "tree"
+    lookup: bool = False
     max_new_tokens: int = 256
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -82,6 +86,16 @@ class DecodeOptions:
             _number("logprobs", self.logprobs, int, least=0, most=100)
         for token_id, value in self.logit_bias.items():
             _number(f"logit_bias[{token_id}]", value, float, least=-NO_BIAS_PAST, most=NO_BIAS_PAST)
+        if self.mode == "diffusion" and (self.adjusted or self.logprobs is not None or self.gate_first):
+            raise UserError(
+                "mode 'diffusion' fills places in any order: it has no penalties, bias, min_new_tokens, logprobs or "
+                "gate_first"
+            )
+        if self.lookup and (self.mode != "verify" or self.sampled):
+            raise UserError(
+                f"lookup beside placeholders needs mode 'verify' at temperature 0, not {self.mode!r} at "
+                f"{self.temperature:g}: taking the longer of two drawn chains would not be sampling"
+            )
         if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise UserError(f"stop={self.stop!r}: expected a list of texts, none of them empty")
         object.__setattr__(self, "stop", tuple(self.stop))

@@ -14,6 +14,25 @@ RUNNING, STOP, LENGTH = range(3)
 FINISH_REASONS = (None, "stop", "length")
 # The logit of an id that may not be emitted. Finite, so that differences never make NaN.
 NEVER = -1e30
+UNFILLED = -1
+
+
+class Block(NamedTuple):
+    """The block that is being filled in block diffusion, places in any order.
+
+    tokens:  int32 `[B, W]`, UNFILLED where a place is still a placeholder.
+    forward: int32 `[B, W]`, the forward that filled each place.
+    """
+
+    tokens: jax.Array
+    forward: jax.Array
+
+    @property
+    def is_filled(self) -> jax.Array:
+        return self.tokens != UNFILLED
+
+    def emptied(self, where_B: jax.Array) -> "Block":
+        return self._replace(tokens=jnp.where(where_B[:, None], UNFILLED, self.tokens))
 
 
 class DecodeState(NamedTuple):
@@ -28,6 +47,7 @@ class DecodeState(NamedTuple):
     forwards: int32 `[B]`, decoding forwards that committed tokens.
     finish:   int32 `[B]`, RUNNING, STOP or LENGTH.
     logprobs: of committed tokens, or None where nobody asked.
+    block:    in block diffusion, the tokens from `length` on, as far as they are filled in.
     """
 
     cache: Any
@@ -39,6 +59,7 @@ class DecodeState(NamedTuple):
     forwards: jax.Array
     finish: jax.Array
     logprobs: Logprobs | None
+    block: Block | None
 
     @property
     def running(self) -> jax.Array:
@@ -53,7 +74,17 @@ class DecodeState(NamedTuple):
 def no_drafts(plan: Plan, batch: int, vocab_size: int) -> Drafts:
     """What rows have before their first forward with this plan."""
     q = jnp.zeros((batch, plan.drafts, vocab_size)) if plan.sampled and plan.masks and plan.drafts else None
-    return Drafts(jnp.zeros((batch, plan.drafts), jnp.int32), jnp.zeros(batch, jnp.int32), q)
+
+    def nothing():
+        return jnp.zeros((batch, plan.drafts), jnp.int32), jnp.zeros(batch, jnp.int32)
+
+    return Drafts(*nothing(), q, Drafts(*nothing(), None) if plan.found else None)
+
+
+def no_block(plan: Plan, batch: int) -> Block | None:
+    if plan.source != "diffusion":
+        return None
+    return Block(jnp.full((batch, plan.masks), UNFILLED, jnp.int32), jnp.zeros((batch, plan.masks), jnp.int32))
 
 
 def empty_state(plan: Plan, cache, batch: int, capacity: int, vocab_size: int) -> DecodeState:
@@ -72,4 +103,5 @@ def empty_state(plan: Plan, cache, batch: int, capacity: int, vocab_size: int) -
         forwards=zeros(),
         finish=jnp.full(batch, LENGTH, jnp.int32),
         logprobs=None if plan.logprobs is None else logprobs.empty(batch, capacity, plan.logprobs),
+        block=no_block(plan, batch),
     )

@@ -1,9 +1,13 @@
-"""One decoding step: forward, check drafts, choose, trust or keep candidates, cut, commit. All modes are this one."""
+"""One decoding step: forward, check drafts, choose, trust or keep candidates, cut, commit.
 
-from typing import NamedTuple
+All modes are this one, but block diffusion (`decoding.diffusion`).
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mars_jax.decoding import drafts as sources
 from mars_jax.decoding.acceptance import cut, finish, leading, passes
@@ -12,7 +16,7 @@ from mars_jax.decoding.drafts import Drafts
 from mars_jax.decoding.layout import step_layout
 from mars_jax.decoding.logprobs import Logprobs, of_run
 from mars_jax.decoding.network import Network
-from mars_jax.decoding.penalties import committed
+from mars_jax.decoding.penalties import Context, committed
 from mars_jax.decoding.plan import Plan
 from mars_jax.decoding.sampling import Purpose, uniforms
 from mars_jax.decoding.settings import Settings, Vocabulary
@@ -23,37 +27,42 @@ def step(
     network: Network, plan: Plan, params, vocabulary: Vocabulary, settings: Settings, state: DecodeState
 ) -> DecodeState:
     """Advance every running row by one forward."""
-    offered, kv = _forward(network, plan, params, vocabulary, settings, state)
+    own, found = _forward(network, plan, params, vocabulary, settings, state)
     context = committed(state, vocabulary.emit.shape[0]) if plan.adjusted else None
-    checked = check(plan, settings, state, offered.next, context)
-
-    # The placeholders right after the last confirmed token; a chain has them only where every draft stood.
-    group_B = checked.confirmed if plan.branched else jnp.zeros_like(checked.confirmed)
-    at_hand_B = plan.branched | (checked.confirmed == state.drafts.count)
-    at_hand_B = jnp.where(at_hand_B, jnp.minimum(settings.width, plan.masks), 0)
-    ahead_BWV = at(offered.ahead, group_B)
-    ahead = look_ahead(plan, settings, state, ahead_BWV, checked, context)
+    branch = _checked(plan, settings, state, own, context)
+    if plan.found:
+        state, branch = _longer(plan, settings, state, branch, found, context)
+    checked = branch.checked
+    at_hand_B = jnp.where(branch.at_hand, jnp.minimum(settings.width, plan.masks), 0)
+    ahead = look_ahead(plan, settings, state, branch.ahead, checked, context)
 
     trusted_B = _trusted(settings, at_hand_B, checked, ahead) if plan.masks else jnp.zeros_like(at_hand_B)
     run_BM = _assemble(plan, state.drafts.tokens, checked, ahead)
     recorded = None
     if plan.logprobs is not None:
-        recorded = of_run(offered.next, ahead_BWV, checked.confirmed, run_BM, plan.logprobs)
-    state = _commit(network, plan, settings, state, kv, run_BM, checked.confirmed, trusted_B, recorded)
+        recorded = of_run(branch.next, branch.ahead, checked.confirmed, run_BM, plan.logprobs)
+    state = _commit(network, plan, settings, state, branch.kv, run_BM, checked.confirmed, trusted_B, recorded)
     if plan.drafts:
         state = state._replace(drafts=_next_drafts(plan, settings, state, checked, ahead, at_hand_B))
     return state
 
 
 class Offered(NamedTuple):
-    """Logits of one forward. next: `[B, X, V]` after the root and each draft. ahead: `[B, S, W, V]` of placeholders."""
+    """What one forward gives for one chain of drafts.
+
+    next: `[B, X, V]`, logits after the root and each draft. ahead: `[B, S, W, V]`, of placeholders.
+    kv:   keys and values of the real tokens.
+    """
 
     next: jax.Array
     ahead: jax.Array
+    kv: Any
 
 
-def _forward(network: Network, plan: Plan, params, vocabulary: Vocabulary, settings, state):
-    """Forward the step's tokens; logits only where they are needed. Returns `(offered, kv)`."""
+def _forward(
+    network: Network, plan: Plan, params, vocabulary: Vocabulary, settings, state
+) -> tuple[Offered, Offered | None]:
+    """Forward the step's tokens; logits only where they are needed. The second is of drafts that lookup found."""
     layout = step_layout(plan, vocabulary, settings, state)
     cache = None if plan.cache == "recompute" else state.cache
     hidden_BTD, kv = network.forward(params, layout.tokens, layout.visibility, cache, state.cursor)
@@ -62,8 +71,52 @@ def _forward(network: Network, plan: Plan, params, vocabulary: Vocabulary, setti
     next_BXD = jnp.take_along_axis(hidden_BTD, next_BX[..., None], axis=1)
     logits = network.logits(params, jnp.concatenate([next_BXD, hidden_BTD[:, plan.real :]], axis=1))
     logits = jnp.where(vocabulary.emit[None, None], logits, NEVER)
-    ahead = logits[:, plan.drafts + 1 :].reshape(batch, plan.stops, plan.masks, logits.shape[-1])
-    return Offered(logits[:, : plan.drafts + 1], ahead), kv
+    sizes = [plan.drafts + 1, plan.stops * plan.masks, plan.drafts * plan.found]
+    after, ahead, after_found, ahead_found = jnp.split(logits, np.cumsum(sizes), axis=1)
+    ahead = ahead.reshape(batch, plan.stops, plan.masks, logits.shape[-1])
+    own = Offered(after, ahead, jax.tree.map(lambda a: a[:, : plan.real], kv))
+    if not plan.found:
+        return own, None
+    places = [0, *range(plan.tokens - plan.drafts - plan.masks, plan.tokens - plan.masks)]
+    after = jnp.concatenate([after[:, :1], after_found], axis=1)
+    return own, Offered(after, ahead_found[:, None], jax.tree.map(lambda a: a[:, np.array(places)], kv))
+
+
+class Branch(NamedTuple):
+    """One chain of drafts, checked. next, kv: as in `Offered`.
+
+    ahead:   `[B, W, V]`, logits of the placeholders right after the last draft that stands.
+    at_hand: bool `[B]`, whether there are such placeholders.
+    """
+
+    next: jax.Array
+    kv: Any
+    checked: Checked
+    ahead: jax.Array
+    at_hand: jax.Array
+
+
+def _checked(plan: Plan, settings: Settings, state: DecodeState, offered: Offered, context: Context | None) -> Branch:
+    checked = check(plan, settings, state, offered.next, context)
+    if offered.ahead.shape[1] > 1:
+        return Branch(
+            offered.next, offered.kv, checked, at(offered.ahead, checked.confirmed), jnp.ones_like(state.running)
+        )
+    # Placeholders after the last draft only: they are at hand where every draft stood.
+    return Branch(offered.next, offered.kv, checked, offered.ahead[:, 0], checked.confirmed == state.drafts.count)
+
+
+def _longer(plan: Plan, settings: Settings, state: DecodeState, branch: Branch, offered: Offered, context):
+    """`(state, branch)` with the drafts of lookup and what became of them, in rows where more of them stand."""
+    drafts, found = state.drafts._replace(found=None), state.drafts.found
+    other = _checked(plan, settings, state._replace(drafts=found), offered, context)
+    longer_B = other.checked.confirmed > branch.checked.confirmed
+
+    def pick(ours, theirs):
+        return jnp.where(longer_B.reshape(-1, *[1] * (ours.ndim - 1)), theirs, ours)
+
+    drafts, branch = jax.tree.map(pick, (drafts, branch), (found, other))
+    return state._replace(drafts=drafts), branch
 
 
 def _trusted(settings: Settings, at_hand_B: jax.Array, checked: Checked, ahead: Ahead) -> jax.Array:
@@ -106,7 +159,8 @@ def _next_drafts(plan: Plan, settings: Settings, state, checked: Checked, ahead:
         return sources.jacobi(checked.likeliest, checked.confirmed, guess_BK, settings.width)
     count_B = jnp.where(settings.exact, jnp.minimum(at_hand_B, plan.drafts), 0)
     q = None if ahead.q is None else ahead.q[:, : plan.drafts]
-    return Drafts(ahead.tokens[:, : plan.drafts], count_B, q)
+    found = sources.lookup(state.tokens, state.length, settings.width, plan.drafts) if plan.found else None
+    return Drafts(ahead.tokens[:, : plan.drafts], count_B, q, found)
 
 
 class Stride(NamedTuple):
@@ -144,10 +198,9 @@ def _commit(
     kept_B = jnp.where(stride.keep, jnp.minimum(kept_B, length_B - state.cursor), 0)
     cache = state.cache
     if plan.cache != "recompute":
-        cache = network.write(
-            cache, jax.tree.map(lambda a: a[:, : plan.real], kv), jnp.arange(kept_B.shape[0]), state.cursor, kept_B
-        )
-    return _append(state, run_BM, count_B, recorded)._replace(
+        cache = network.write(cache, kv, jnp.arange(kept_B.shape[0]), state.cursor, kept_B)
+    forward_BM = jnp.broadcast_to(state.forwards[:, None], run_BM.shape)
+    return append(state, run_BM, forward_BM, count_B, recorded)._replace(
         cache=cache,
         length=length_B,
         cursor=state.cursor + kept_B,
@@ -156,14 +209,13 @@ def _commit(
     )
 
 
-def _append(state: DecodeState, run_BM: jax.Array, count_B: jax.Array, recorded: Logprobs | None) -> DecodeState:
+def append(state: DecodeState, run_BM, forward_BM, count_B: jax.Array, recorded: Logprobs | None) -> DecodeState:
     """Write each row's first `count` tokens of its run, and what is recorded of them, after its committed ones."""
     batch, width = run_BM.shape
     index_BM = jnp.broadcast_to(jnp.arange(width), (batch, width))
     row_BM = jnp.broadcast_to(jnp.arange(batch)[:, None], (batch, width))
     capacity = state.tokens.shape[1]
     slot_BM = jnp.where(index_BM < count_B[:, None], state.length[:, None] + index_BM, capacity)
-    forward_BM = jnp.broadcast_to(state.forwards[:, None], (batch, width))
 
     def put(array, new):
         return array.at[row_BM, slot_BM].set(new, mode="drop")

@@ -54,11 +54,13 @@ def describe_mode(options: dict) -> str:
     if mode == "ar":
         return "ar"
     if mode == "verify":
-        return f"exact {options['layout']} K={options['draft']}"
+        return f"exact {options['layout']} K={options['draft']}" + (" + lookup" if options.get("lookup") else "")
     if mode in ("jacobi", "lookup"):
         return f"{mode} K={options['draft']}"
     score = {"probability": "τ", "entropy": "entropy≤", "margin": "margin≥"}[options["score"]]
     threshold = f"{score}={options['tau']:g}" if score == "τ" else f"{score}{options['tau']:g}"
+    if mode == "diffusion":
+        return "block diffusion" + (f" {threshold}" if options["tau"] < 1 else "")
     where = {"window": "", "block": f", block cache {options['cache_block']}", "recompute": ", no cache"}[mode]
     return threshold + (", gated" if options["gate_first"] else "") + where
 

@@ -1,5 +1,7 @@
 """Masks of a step against matrices written by hand. Rows are queries: real tokens, then placeholders."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 from helpers.decoding import settings
@@ -15,7 +17,7 @@ M = 9  # the id of [MASK]
 VOCABULARY = Vocabulary(jnp.ones(10, bool), jnp.int32(M))
 
 
-def layout(plan, *, length, cursor, drafts=()):
+def layout(plan, *, length, cursor, drafts=(), found=None):
     """The layout of one row that holds the tokens 1 … length, and its masks over 6 cache slots and its own tokens."""
     state = empty_state(plan, (), 1, 8, 10)
     state = state._replace(
@@ -23,7 +25,7 @@ def layout(plan, *, length, cursor, drafts=()):
         length=jnp.array([length]),
         cursor=jnp.array([cursor]),
         drafts=Drafts(
-            jnp.array([[*drafts, *[0] * (plan.drafts - len(drafts))]], jnp.int32), jnp.array([len(drafts)]), None
+            jnp.array([[*drafts, *[0] * (plan.drafts - len(drafts))]], jnp.int32), jnp.array([len(drafts)]), None, found
         ),
         finish=jnp.array([RUNNING]),
     )
@@ -92,3 +94,14 @@ def test_a_tree_without_drafts_has_one_group():
     assert own[3:5].tolist() == [[1, 0, 0, 1, 0, 0, 0, 0, 0], [1, 0, 0, 1, 1, 0, 0, 0, 0]]
     assert not own[5:].any()
     assert not own[:, 5:].any()
+
+
+def test_what_lookup_found_is_a_branch_of_its_own():
+    plan = replace(plans.verify(1, branched=False), found=True)
+    for count, rows in ((1, [[1, 0, 0, 1, 0], [1, 0, 0, 1, 1]]), (0, [[0] * 5] * 2)):
+        found = Drafts(jnp.array([[8]]), jnp.array([count]), None)
+        layout_found, cached, own = layout(plan, length=3, cursor=2, drafts=[7], found=found)
+        assert layout_found.tokens[0].tolist() == [3, 7, M, 8, M]
+        assert layout_found.visibility.position[0, : 3 + 2 * count].tolist() == [2, 3, 4, 3, 4][: 3 + 2 * count]
+        assert cached[:3].tolist() == [[1, 1, 0, 0, 0, 0]] * 3 and (cached[3:, :2] == count).all()
+        assert own.tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], *rows]

@@ -135,6 +135,9 @@ def test_a_wrong_file_is_named(tmp_path, content, capsys):
         ({"mode": "block", "cache_block": 32}, "τ=0.95, block cache 32"),
         ({"mode": "recompute"}, "τ=0.95, no cache"),
         ({"mode": "verify", "draft": 4}, "exact tree K=4"),
+        ({"mode": "verify", "lookup": True}, "exact tree K=3 + lookup"),
+        ({"mode": "diffusion", "tau": 1.0}, "block diffusion"),
+        ({"mode": "diffusion", "tau": 0.5}, "block diffusion τ=0.5"),
         ({"mode": "lookup", "draft": 4}, "lookup K=4"),
     ],
 )
