@@ -93,7 +93,7 @@ def compile_for(topology: str, args: argparse.Namespace, cfg):
     """`(Compiled, mesh)` of the step on a slice."""
     import jax.numpy as jnp
 
-    from mars_jax.parallel.ahead_of_time import compile_decode_step, compile_train_step
+    from mars_jax.parallel.ahead_of_time import MASK_ID, compile_decode_step, compile_train_step
     from mars_jax.parallel.mesh import make_mesh
     from mars_jax.parallel.roofline import chip_of
     from mars_jax.parallel.topology import topology_devices
@@ -101,6 +101,7 @@ def compile_for(topology: str, args: argparse.Namespace, cfg):
 
     devices, chip = topology_devices(topology), chip_of(topology)
     model = read_architecture(cfg, args.architecture)
+    model = dataclasses.replace(model, lora=cfg.lora.lora(MASK_ID))
     if args.step == "train":
         mesh = run_mesh(cfg, devices)
         return compile_train_step(cfg, model, mesh, chip), mesh

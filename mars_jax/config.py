@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mars_jax.config_sections import (
     LoggingSection,
+    LoraSection,
     MeshSection,
     ModelSection,
     ObjectiveSection,
@@ -34,6 +35,7 @@ class RunConfig:
     data: DataConfig
     train: TrainSection
     objective: ObjectiveSection = field(default_factory=ObjectiveSection)
+    lora: LoraSection = field(default_factory=LoraSection)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     mesh: MeshSection = field(default_factory=MeshSection)
@@ -42,6 +44,10 @@ class RunConfig:
     def __post_init__(self):
         if not self.output_dir.strip():
             raise ValueError("output_dir is empty: name the folder of the run")
+        if self.lora.rank and self.model.scratch is not None:
+            raise ValueError(f"lora.rank={self.lora.rank} adapts a trained model: give model.path, not model.scratch")
+        if self.lora.mask_gated and self.objective.recipe == "ar_sft":
+            raise ValueError("lora.mask_gated=true trains placeholders alone, and objective.recipe=ar_sft has none")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

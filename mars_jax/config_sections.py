@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mars_jax.errors import UserError
-from mars_jax.models.config import ModelConfig
+from mars_jax.models.config import Lora, ModelConfig
 from mars_jax.objective.streams import StreamConfig, noisy_capacity
 
 
@@ -69,6 +69,48 @@ class ModelSection:
     def __post_init__(self):
         if (self.path is None) == (self.scratch is None):
             raise ValueError("give exactly one of model.path and model.scratch")
+
+
+LORA_TARGETS = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "o": "output",
+    "gate": "gate",
+    "up": "up",
+    "down": "down",
+}
+
+
+@dataclass(frozen=True)
+class LoraSection:
+    """Low-rank updates trained in place of the weights, which stay as they are: `W + alpha / rank · A B`.
+
+    rank:       of the updates; 0: no updates, all weights are trained.
+    targets:    matrices of each layer that get one.
+    mask_gated: updates act on placeholders only: as an autoregressive model, the model stays what it was, bit for bit.
+    """
+
+    rank: int = 0
+    alpha: float = 16.0
+    targets: tuple[Literal["q", "k", "v", "o", "gate", "up", "down"], ...] = tuple(LORA_TARGETS)
+    mask_gated: bool = False
+
+    def __post_init__(self):
+        _check_least(self, 0, "rank")
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"alpha={self.alpha} must be positive")
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets={list(self.targets)} must name some matrices, each once")
+        if self.mask_gated and not self.rank:
+            raise ValueError("mask_gated=true says where low-rank updates act; give their rank, such as rank=16")
+
+    def lora(self, mask_id: int) -> Lora | None:
+        if not self.rank:
+            return None
+        # In one order, so that two spellings of the same choice are the same model.
+        targets = tuple(name for key, name in LORA_TARGETS.items() if key in self.targets)
+        return Lora(self.rank, self.alpha, targets, mask_id if self.mask_gated else None)
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,10 @@ def test_every_variant_changes_only_what_its_name_says(variant):
     base, cfg = load_config(path), load_config(path, variant.overrides)
     changed = {key for key, value in vars(base.objective).items() if getattr(cfg.objective, key) != value}
     assert changed == {o.split("=")[0].removeprefix("objective.") for o in variant.overrides if "objective" in o}
-    same = dataclasses.replace(
-        cfg, objective=base.objective, train=dataclasses.replace(cfg.train, seed=base.train.seed)
-    )
-    assert same == base
+    train = dataclasses.replace(cfg.train, seed=base.train.seed)
+    assert dataclasses.replace(cfg, objective=base.objective, train=train, lora=base.lora) == base
+    assert (cfg.lora != base.lora) == variant.name.startswith("lora")
+    assert cfg.lora.mask_gated == (variant.name == "lora_gated")
 
 
 def test_names_are_distinct():

@@ -39,6 +39,17 @@ def test_overrides_replace_and_extend(config):
     assert cfg.logging.profile_steps == (2, 4)
 
 
+def test_two_spellings_of_the_same_updates_are_the_same_model(config):
+    first, second = (
+        load_config(config(), ["lora.rank=4", "lora.alpha=2", f"lora.targets={targets}"]).lora.lora(mask_id=3)
+        for targets in ("[down,q]", "[q,down]")
+    )
+    assert first == second
+    assert (first.targets, first.scale, first.gate) == (("query", "down"), 0.5, None)
+    assert load_config(config()).lora.lora(mask_id=3) is None
+    assert load_config(config(), ["lora.rank=4", "lora.mask_gated=true"]).lora.lora(mask_id=3).gate == 3
+
+
 def test_is_frozen(config):
     with pytest.raises(AttributeError):
         load_config(config()).train.steps = 3
@@ -82,6 +93,17 @@ SCRATCH = [
         (["objective.block_fraction=0"], r"block_fraction=0.* must lie in"),
         (["train.accumulation=3"], r"global_batch=8 is not a multiple of accumulation=3"),
         (["train.keep_best=loss"], r"keep_best=loss needs .*eval_every"),
+        (["lora.rank=-1"], r"lora: rank=-1 must be at least 0"),
+        (["lora.rank=4", "lora.alpha=0"], r"alpha=0\.0 must be positive"),
+        (["lora.rank=4", "lora.targets=[q,w]"], r"lora\.targets\.1=w: .*'gate'"),
+        (["lora.rank=4", "lora.targets=[]"], r"targets=\[\] must name some matrices"),
+        (["lora.rank=4", "lora.targets=[q,q]"], r"targets=\['q', 'q'\] .* each once"),
+        (["lora.mask_gated=true"], r"mask_gated=true .* give their rank"),
+        (["lora.rank=4", "model.path=null", *SCRATCH], r"lora\.rank=4 adapts a trained model: give model\.path"),
+        (
+            ["lora.rank=4", "lora.mask_gated=true", "objective.recipe=ar_sft"],
+            r"mask_gated=true trains placeholders alone, and objective\.recipe=ar_sft has none",
+        ),
         (["train.steps"], r"'train\.steps' is not of the form key\.path=value"),
         (["train=5"], r"train=5"),
         (["output_dir=''"], r"output_dir is empty"),

@@ -37,6 +37,7 @@ def test_a_size_without_a_unit_is_a_wrong_argument(tmp_path, capsys):
     [
         (["--checkpoint", "absent/folder/x"], "absent/folder/x: no such file or folder"),
         (["--checkpoint", str(TINY_QWEN2), "--step", "3"], "step=3"),
+        (["--checkpoint", str(TINY_QWEN2), "--adapter"], "no low-rank update (lora.rank) to export"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys):

@@ -42,6 +42,9 @@ def _objective(**keys) -> tuple[str, ...]:
     return tuple(f"objective.{key}={json.dumps(value)}" for key, value in keys.items())
 
 
+LORA = ("lora.rank=16", "lora.alpha=32")
+
+
 VARIANTS = (
     Variant("ar_sft", _objective(recipe="ar_sft")),
     Variant("mars"),
@@ -61,6 +64,8 @@ VARIANTS = (
     Variant("offset_weights", _objective(offset_weights=[1.0, 0.8, 0.64])),
     Variant("distill_half", _objective(distill=0.5)),
     Variant("distill", _objective(distill=1.0)),
+    Variant("lora", LORA),
+    Variant("lora_gated", (*LORA, "lora.mask_gated=true")),
 )
 
 
@@ -113,6 +118,8 @@ def select(names: Sequence[str] | None) -> list[Variant]:
 
 def settings_of(cfg: RunConfig, prompts: int) -> dict:
     sections = {name: asdict(getattr(cfg, name)) for name in ("data", "objective", "optimizer", "schedule", "train")}
+    if cfg.lora.rank:
+        sections["lora"] = asdict(cfg.lora)
     return json.loads(json.dumps({"prompts": prompts, **sections}))  # tuples as they come back from a file
 
 
@@ -172,7 +179,7 @@ def held_out_figures(cfg: RunConfig, model: LoadedModel) -> tuple[float, list[fl
     steps = make_steps(dataclasses.replace(cfg, objective=yardstick), model.cfg, mesh, total_steps=1)
     stream = yardstick.stream_config(model.mask_id)
     chats = make_eval_pipeline(cfg.data, stream, model.tokenizer, global_batch_rows=cfg.train.global_batch)
-    params = jax.device_put(model.params, steps.shardings.params)
+    params = jax.device_put(model.params, steps.shardings.all_params)
     parts = [steps.evaluate(params, steps.to_device(chats.batch(n))) for n in range(chats.num_batches)]
     figures = to_host(loss_metrics(*jax.tree.map(lambda *leaves: sum(leaves), *parts), steps.options))
     return figures["loss_ar"], figures["accuracy"]

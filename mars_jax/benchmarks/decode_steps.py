@@ -146,7 +146,7 @@ def _full_batch(engine: DecodeEngine, variant: Variant, context: int, repeats: i
 def _counts(batch: Batch):
     """Flops and bytes of one step, from the compiled program."""
     engine = batch.engine
-    step = partial(loop.decode.lower, engine.network, batch.plan, engine.weights, engine.vocabulary)
+    step = partial(loop.decode.lower, engine.network, batch.plan, batch.weights, engine.vocabulary)
     program = step(batch.settings, batch.state, np.int32(1), np.bool_(False)).compile()
     return hlo.count(program.as_text())  # the loop's body once: one step
 

@@ -200,6 +200,8 @@ def cost(prepared: Prepared, mesh: Mesh) -> Cost:
 
 def measure(cfg: RunConfig, chats: int, repeats: int) -> list[Cost]:
     """Costs of every variant on the same chats; `repeats` timed passes each, taken in turns; 0 only compiles."""
+    if cfg.lora.mask_gated:
+        raise UserError("lora.mask_gated=true: plain SFT, the yardstick here, has no placeholders; set it to false")
     mesh = run_mesh(cfg)
     with open_output(cfg.output_dir) as output:
         source = open_source(cfg, output, mesh, continues=False)

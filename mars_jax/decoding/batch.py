@@ -66,7 +66,8 @@ class Batch:
         arguments = (np.array([x], np.int32) for x in (row, start, len(tokens)))
         row, cursor, count = arguments
         self._announce(f"prefill of {padded.shape[1]} tokens, cache {self.engine.slots} × {self.num_slots}")
-        cache = loop.prefill(self.engine.network, self.engine.weights, self.state.cache, row, padded, cursor, count)
+        weights = self.engine.public_weights
+        cache = loop.prefill(self.engine.network, weights, self.state.cache, row, padded, cursor, count)
         self.state = self.state._replace(cache=cache)
 
     def use_drafts(self, wanted: bool) -> np.ndarray:
@@ -88,6 +89,11 @@ class Batch:
         self._grow(int(reach.max()))
         self.lengths = np.maximum(self.lengths, reach)  # until seen
 
+    @property
+    def weights(self):
+        """What steps of this plan read: an update for placeholders stays out where there are none."""
+        return self.engine.weights if self.plan.masks else self.engine.public_weights
+
     def step(self, steps: int, until_one_finishes: bool) -> loop.Report:
         """Up to `steps` forwards, for which there must be room; the report is of the device and may be read later."""
         rows = self.engine.slots
@@ -100,7 +106,7 @@ class Batch:
         self.state, report = loop.decode(
             self.engine.network,
             self.plan,
-            self.engine.weights,
+            self.weights,
             self.engine.vocabulary,
             self.settings,
             self.state,

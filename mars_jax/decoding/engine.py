@@ -23,7 +23,7 @@ from mars_jax.decoding.requests import DecodeOptions, Generation, Request, Token
 from mars_jax.decoding.settings import Vocabulary
 from mars_jax.decoding.state import FINISH_REASONS
 from mars_jax.decoding.stops import find_stop
-from mars_jax.decoding.weights import stored_weights
+from mars_jax.decoding.weights import stored_weights, without_updates
 from mars_jax.errors import UserError
 from mars_jax.models.loading import LoadedModel
 
@@ -55,6 +55,7 @@ class DecodeEngine:
         self.slots, self.steps = slots, steps
         self.network = DecoderNetwork(model.cfg, dtype)
         self.weights = stored_weights(model.params, model.cfg, weights)
+        self.public_weights = without_updates(self.weights)
         self.vocabulary = Vocabulary(jnp.asarray(model.emit_mask), jnp.int32(model.mask_id))
         self.adapt = adapt
         self._adaptations = defaultdict(Adaptation)  # by plan

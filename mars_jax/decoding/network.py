@@ -5,6 +5,7 @@ Axes as in `models.decoder`, and N = B * T: activations between matrices are fea
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -72,14 +73,18 @@ class DecoderNetwork:
         masks = _masks(visibility, cache, cursor_B)
         rope = rotation(self.cfg, visibility.position)
         x_DN = weights["embedding"][tokens_BT.reshape(-1)].T.astype(self.dtype)
+        gate_N = None
+        if self.cfg.lora is not None and self.cfg.lora.gated:
+            gate_N = ((tokens_BT == self.cfg.lora.gate) & (visibility.group > 0)).reshape(-1)
+        linear = partial(_linear, gate_N=gate_N)
         kv = []
         for i, w in enumerate(weights["layers"]):
-            q, k, v = self._qkv(w, x_DN, rope, (batch, width))
+            q, k, v = self._qkv(w, x_DN, rope, (batch, width), linear)
             kv.append((k, v))
             out_BTHE = _attention(q, k, v, None if cache is None else cache[i], masks)
-            x_DN = x_DN + _linear(w["output"], out_BTHE.reshape(batch * width, -1).T)
-            gate_FN, up_FN = jnp.split(_linear(w["gate_up"], self._norm(x_DN, w["mlp_norm"])), 2)
-            x_DN = x_DN + _linear(w["down"], jax.nn.silu(gate_FN) * up_FN)
+            x_DN = x_DN + linear(w["output"], out_BTHE.reshape(batch * width, -1).T)
+            gate_FN, up_FN = jnp.split(linear(w["gate_up"], self._norm(x_DN, w["mlp_norm"])), 2)
+            x_DN = x_DN + linear(w["down"], jax.nn.silu(gate_FN) * up_FN)
         hidden_DN = self._norm(x_DN, weights["final_norm"])
         return hidden_DN.T.reshape(batch, width, -1), tuple(kv)
 
@@ -88,9 +93,9 @@ class DecoderNetwork:
         normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=0, keepdims=True) + self.cfg.norm_eps)
         return (normed * scale_D[:, None]).astype(x_DN.dtype)
 
-    def _qkv(self, w: Weights, x_DN, rope, shape):
+    def _qkv(self, w: Weights, x_DN, rope, shape, linear):
         cfg = self.cfg
-        qkv_XN = _linear(w["qkv"], self._norm(x_DN, w["attention_norm"]))
+        qkv_XN = linear(w["qkv"], self._norm(x_DN, w["attention_norm"]))
         heads = qkv_XN.T.reshape(*shape, cfg.num_heads + 2 * cfg.num_kv_heads, cfg.head_dim)
         q, k, v = jnp.split(heads, [cfg.num_heads, cfg.num_heads + cfg.num_kv_heads], axis=2)
         if cfg.qk_norm:
@@ -118,9 +123,14 @@ class DecoderNetwork:
         return logits_VN.T.reshape(batch, count, -1)
 
 
-def _linear(w: Weights, x_IN: jax.Array) -> jax.Array:
+def _linear(w: Weights, x_IN: jax.Array, gate_N: jax.Array | None) -> jax.Array:
+    """gate_N: the placeholders, where a mask-gated update of `w` acts."""
     y_ON = _product(w, x_IN).astype(x_IN.dtype)
-    return y_ON + w["bias"] if "bias" in w else y_ON
+    y_ON = y_ON + w["bias"] if "bias" in w else y_ON
+    if "lora" not in w:
+        return y_ON
+    update_ON = _widened(w["lora"]["b"], _widened(w["lora"]["a"], x_IN).astype(x_IN.dtype)).astype(x_IN.dtype)
+    return jnp.where(gate_N[None], y_ON + update_ON, y_ON)
 
 
 def _product(w: Weights, x_IN: jax.Array) -> jax.Array:

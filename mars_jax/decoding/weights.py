@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
+from mars_jax.models.lora import merge
 from mars_jax.models.parameters import Params
 
 Weights = dict[str, Any]  # nested dict of arrays; "layers" is a tuple
@@ -23,24 +24,30 @@ Weights = dict[str, Any]  # nested dict of arrays; "layers" is a tuple
 STORAGE = {"float32": (jnp.float32, False), "bfloat16": (jnp.bfloat16, False), "int8": (jnp.float32, True)}
 
 
-def _joined(*linears: Params) -> Weights:
-    """`kernel [out, in]` (and `bias [out, 1]`) of several linear maps of one input."""
+def _joined(*linears: Params, scale: float = 1.0) -> Weights:
+    """`kernel [out, in]` (and `bias [out, 1]`, `lora`) of several linear maps of one input."""
     joined = {"kernel": jnp.concatenate([p["kernel"].T for p in linears])}
     if "bias" in linears[0]:
         joined["bias"] = jnp.concatenate([p["bias"] for p in linears])[:, None]
+    if any("lora_a" in p for p in linears):
+        none = [jnp.zeros((p["kernel"].shape[1], 0)) for p in linears]
+        b = [scale * p["lora_b"].T if "lora_b" in p else empty for p, empty in zip(linears, none, strict=True)]
+        a = jnp.concatenate([p["lora_a"].T for p in linears if "lora_a" in p])
+        joined["lora"] = {"a": a, "b": jax.scipy.linalg.block_diag(*b)}
     return joined
 
 
-def _layer(p: Params) -> Weights:
+def _layer(p: Params, scale: float) -> Weights:
     attention, mlp = p["attention"], p["mlp"]
+    joined = partial(_joined, scale=scale)
     norms = {name: attention[name]["scale"] for name in ("query_norm", "key_norm") if name in attention}
     return {
         "attention_norm": p["attention_norm"]["scale"],
-        "qkv": _joined(attention["query"], attention["key"], attention["value"]),
-        "output": _joined(attention["output"]),
+        "qkv": joined(attention["query"], attention["key"], attention["value"]),
+        "output": joined(attention["output"]),
         "mlp_norm": p["mlp_norm"]["scale"],
-        "gate_up": _joined(mlp["gate"], mlp["up"]),
-        "down": _joined(mlp["down"]),
+        "gate_up": joined(mlp["gate"], mlp["up"]),
+        "down": joined(mlp["down"]),
         **norms,
     }
 
@@ -66,8 +73,15 @@ def decode_weights(params: Params, cfg: ModelConfig, dtype=jnp.float32, quantize
 
     quantize: store matrices as int8 with a float32 scale for every output; embedding, norms and biases stay as they
         are, and so does a tied head, for it is the embedding.
+
+    A low-rank update is merged into the matrices; a mask-gated one, which placeholders alone use, comes beside them as
+    `lora`: `a [ranks, in]` and `b [out, ranks]`, its scale included.
     """
-    layers = tuple(_layer(jax.tree.map(lambda a, i=i: a[i], params["layers"])) for i in range(cfg.num_layers))
+    scale = 1.0
+    if cfg.lora is not None:
+        scale = cfg.lora.scale
+        params = params if cfg.lora.gated else merge(params, cfg.lora)
+    layers = tuple(_layer(jax.tree.map(lambda a, i=i: a[i], params["layers"]), scale) for i in range(cfg.num_layers))
     weights = {
         "embedding": params["embedding"]["table"],
         "layers": layers,
@@ -81,6 +95,15 @@ def decode_weights(params: Params, cfg: ModelConfig, dtype=jnp.float32, quantize
 
     weights = jax.tree_util.tree_map_with_path(cast, weights)
     return jax.tree.map(lambda w: _quantized(w) if quantize and _is_linear(w) else w, weights, is_leaf=_is_linear)
+
+
+def without_updates(weights: Weights) -> Weights:
+    """The same arrays for steps without placeholders, which compute what the base model does."""
+
+    def bare(w):
+        return {name: w[name] for name in w if name != "lora"} if _is_linear(w) else w
+
+    return jax.tree.map(bare, weights, is_leaf=_is_linear)
 
 
 def _is_linear(weights) -> bool:

@@ -16,6 +16,28 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Low-rank updates of a layer's matrices: `x @ kernel + alpha / rank * (x @ lora_a) @ lora_b` (arXiv 2106.09685).
+
+    targets: names of the matrices in `parameter_specs`.
+    gate:    the id of `[MASK]` if the updates are for placeholders only, None if they are for all tokens.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    gate: int | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @property
+    def gated(self) -> bool:
+        return self.gate is not None
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A Llama-like decoder. Frozen and hashable, so it can be a static argument of `jax.jit`.
 
@@ -40,6 +62,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     max_positions: int = 2048
+    lora: Lora | None = None
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:

@@ -5,13 +5,14 @@ L layers.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mars_jax.models import parameters
-from mars_jax.models.config import ModelConfig
+from mars_jax.models.config import Lora, ModelConfig
 from mars_jax.models.parameters import Params
 from mars_jax.models.rope import rotate, rotation
 
@@ -44,19 +45,28 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return (normed * _on_last_axis(scale.astype(jnp.float32), x)).astype(x.dtype)
 
 
-def linear(x: jax.Array, p: Params) -> jax.Array:
-    """`x @ kernel (+ bias)` in x's dtype."""
+def _linear(x: jax.Array, p: Params, lora: Lora | None = None, gate: jax.Array | None = None) -> jax.Array:
+    """`x @ kernel (+ bias)` in x's dtype, with the low-rank update of `p` if it has one.
+
+    gate: bool, as x without its last axis, where a mask-gated update acts; without it such an update acts nowhere.
+    """
     y = x @ p["kernel"].astype(x.dtype)
-    return y + _on_last_axis(p["bias"].astype(x.dtype), y) if "bias" in p else y
+    if "bias" in p:
+        y = y + _on_last_axis(p["bias"].astype(x.dtype), y)
+    if "lora_a" not in p or (lora.gated and gate is None):
+        return y
+    updated = y + (x @ p["lora_a"].astype(x.dtype)) @ p["lora_b"].astype(x.dtype) * lora.scale
+    return jnp.where(gate[..., None], updated, y) if lora.gated else updated
 
 
 def _heads(x_BTX: jax.Array, head_dim: int) -> jax.Array:
     return x_BTX.reshape(*x_BTX.shape[:2], -1, head_dim)
 
 
-def layer(x_BTD, p: Params, cfg: ModelConfig, rope, attend: Attend) -> jax.Array:
+def layer(x_BTD, p: Params, cfg: ModelConfig, rope, attend: Attend, gate_BT=None) -> jax.Array:
     """One transformer layer, `[B, T, D]` to the same."""
     attention = p["attention"]
+    linear = partial(_linear, lora=cfg.lora, gate=gate_BT)
     h = rms_norm(x_BTD, p["attention_norm"]["scale"], cfg.norm_eps)
     q = _heads(linear(h, attention["query"]), cfg.head_dim)
     k = _heads(linear(h, attention["key"]), cfg.head_dim)
@@ -92,17 +102,19 @@ def forward(
     positions_BT: jax.Array,
     attend: Attend,
     *,
+    gate_BT: jax.Array | None = None,
     dtype=jnp.float32,
     remat: bool = False,
 ) -> jax.Array:
     """Final hidden states `[B, T, D]` (after the last norm) of a forward without a cache.
 
     `attend` is called with rotated queries and keys. With `remat`, each layer is recomputed in the backward pass.
+    Mask-gated updates (`cfg.lora`) act where `gate_BT` (bool) says; without it they do not act at all.
     """
     rope = rotation(cfg, positions_BT)
 
     def body(x, p):
-        return layer(x, p, cfg, rope, attend), None
+        return layer(x, p, cfg, rope, attend, gate_BT), None
 
     body = jax.checkpoint(body) if remat else body
     x, _ = jax.lax.scan(body, embed(params, tokens_BT, dtype), params["layers"])

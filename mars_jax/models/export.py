@@ -1,4 +1,4 @@
-"""A Hugging Face folder from a loaded model: what plain `transformers` loads with the same logits.
+"""A Hugging Face folder from a loaded model: what plain `transformers` loads with the same logits; or its adapter's.
 
 The folder is written under a temporary name beside its place and renamed: a reader sees the old export or the new one.
 """
@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -17,13 +18,15 @@ from safetensors.numpy import save_file
 
 from mars_jax.errors import UserError
 from mars_jax.models import hf_folder
+from mars_jax.models.adapter import CONFIG, WEIGHTS, update_tensors, write_adapter
 from mars_jax.models.families import EMBEDDING, HEAD, TensorName, tensor_names
+from mars_jax.models.hf_folder import MARKER
 from mars_jax.models.loading import LoadedModel
+from mars_jax.models.lora import merged
 from mars_jax.models.tensors import INDEX_FILE
 
 log = logging.getLogger(__name__)
 
-MARKER = "mars_jax.json"
 NUMPY_TYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 STORED_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -35,26 +38,56 @@ def export(model: LoadedModel, out, *, dtype: str | None = None, max_shard_size=
         that an unchanged model comes back bit for bit.
     force: replace a folder that is not an export of ours.
 
-    Raises `UserError` if `out` holds anything that this would destroy.
+    A low-rank update is merged into the weights.
+
+    Raises `UserError` if `out` holds anything that this would destroy, and for a mask-gated update.
     """
     out = Path(out).expanduser().resolve()
-    _check_replaceable(out, model, force)
-    temporary = out.with_name(f".{out.name}.writing-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    merged_model = merged(model)
+    with _new_folder(out, model, force) as temporary:
         hf_folder.copy_files(model, temporary)
         types = dict(model.tensor_dtypes)
         if dtype is not None:
             types = dict.fromkeys(types, STORED_TYPES[dtype])
             _record_dtype(temporary / "config.json", dtype)
-        write_weights(model, types, temporary, max_shard_size)
+        write_weights(merged_model, types, temporary, max_shard_size)
         _write_marker(model, temporary)
+    return out
+
+
+def export_adapter(model: LoadedModel, out, *, dtype: str | None = None, force: bool = False) -> Path:
+    """Write the low-rank update of `model` alone, as PEFT lays it out; float32 by default.
+
+    Raises `UserError` if there is none, or `out` holds anything that this would destroy.
+    """
+    if model.adapter is None:
+        raise UserError("the model has no low-rank update (lora.rank) to export as an adapter; leave --adapter out")
+    out = Path(out).expanduser().resolve()
+    stored = NUMPY_TYPES[STORED_TYPES[dtype or "float32"]]
+    with _new_folder(out, model, force) as temporary:
+        write_adapter(model.adapter, temporary)
+        with np.errstate(over="ignore"):
+            tensors = update_tensors(model.params, model.cfg, stored)
+        _check_finite(tensors)
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        shutil.copymode(temporary / CONFIG, temporary / WEIGHTS)
+        _write_marker(model, temporary, base_fingerprint=model.adapter.fingerprint)
+    return out
+
+
+@contextmanager
+def _new_folder(out: Path, model: LoadedModel, force: bool) -> Iterator[Path]:
+    """A temporary folder that takes the place of `out` if the block succeeds."""
+    _check_replaceable(out, model, force)
+    temporary = out.with_name(f".{out.name}.writing-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
         _replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     log.info("exported to %s", out)
-    return out
 
 
 def write_weights(model: LoadedModel, types: Mapping[str, str], out: Path, max_shard_size) -> None:
@@ -114,19 +147,21 @@ def _record_dtype(path: Path, dtype: str) -> None:
     hf_folder.write_json(path, {**config, key: dtype})
 
 
-def _write_marker(model: LoadedModel, folder: Path) -> None:
+def _write_marker(model: LoadedModel, folder: Path, **notes) -> None:
     files = sorted(path.name for path in folder.iterdir())
     marker = {
         "format": "mars_jax.export.1",
         "mask_token": model.tokenizer.mask_token,
         "mask_token_id": model.mask_id,
         "files": [*files, MARKER],
+        **notes,
     }
     hf_folder.write_json(folder / MARKER, marker)
 
 
 def _check_replaceable(out: Path, model: LoadedModel, force: bool) -> None:
-    if model.hf_folder.resolve().is_relative_to(out):
+    sources = [model.hf_folder, *([model.adapter.folder] if model.adapter else [])]
+    if any(folder.resolve().is_relative_to(out) for folder in sources):
         raise UserError(f"{out}: holds the model that is to be exported; choose another folder")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; choose another name")

@@ -257,6 +257,16 @@ _MODULES = {
     ("mlp", "down"): "mlp.down_proj",
 }
 
+# Those of low-rank updates are PEFT's.
+_LEAVES = {
+    "table": "weight",
+    "scale": "weight",
+    "kernel": "weight",
+    "bias": "bias",
+    "lora_a": "lora_A.weight",
+    "lora_b": "lora_B.weight",
+}
+
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -264,9 +274,9 @@ def _tensor_name(path: tuple[str, ...], num_layers: int) -> TensorName:
     *module, leaf = path
     stacked = module[0] == "layers"
     module = _MODULES[tuple(module[1:] if stacked else module)]
-    name = f"{module}.{'bias' if leaf == 'bias' else 'weight'}"
+    name = f"{module}.{_LEAVES[leaf]}"
     names = tuple(f"model.layers.{i}.{name}" for i in range(num_layers)) if stacked else (name,)
-    return TensorName(names, stacked, transpose=leaf == "kernel")
+    return TensorName(names, stacked, transpose=leaf in ("kernel", "lora_a", "lora_b"))
 
 
 def tensor_names(cfg: ModelConfig) -> dict[str, Any]:

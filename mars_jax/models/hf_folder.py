@@ -30,6 +30,7 @@ COPIED_FILES = (
     "NOTICE*",
     "USE_POLICY*",
 )
+MARKER = "mars_jax.json"  # what the formats of others have no key for
 TENSOR_DTYPES = "source_tensors.json"  # in a run's folder: what the export of its checkpoints has to write
 
 

@@ -1,8 +1,8 @@
-"""`load(path)`: a model from a Hugging Face folder, a hub id, a `.gguf` file or a training run's output folder."""
+"""`load(path)`: a model from a Hugging Face folder, a hub id, a `.gguf` file, a training run or an adapter's folder."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -13,9 +13,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mars_jax.errors import UserError
 from mars_jax.models import families, gguf, masking, run_folder
+from mars_jax.models.adapter import Adapter, is_adapter, read_adapter, read_updates
 from mars_jax.models.config import ModelConfig
 from mars_jax.models.hf_folder import COPIED_FILES, TENSOR_DTYPES, read_json
-from mars_jax.models.parameters import Params, is_spec, parameter_specs
+from mars_jax.models.parameters import Params, is_spec, join, parameter_specs, split
 from mars_jax.models.tensors import SafetensorsFolder, read_parameters
 from mars_jax.storage import is_remote, on_this_machine, place
 
@@ -32,6 +33,7 @@ class LoadedModel:
     emit_mask: boolean `[V]`, false for `[MASK]`, padded vocabulary rows and ids unknown to the tokenizer.
     hf_folder: holds the source's `config.json` and tokenizer files.
     tensor_dtypes: the stored type of every tensor of the source by its Hugging Face name; export keeps both.
+    adapter: where the low-rank update `cfg.lora` comes from.
     """
 
     cfg: ModelConfig
@@ -42,12 +44,14 @@ class LoadedModel:
     emit_mask: np.ndarray = field(repr=False)
     hf_folder: Path
     tensor_dtypes: Mapping[str, str] = field(repr=False)
+    adapter: Adapter | None = None
 
 
 def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, step=None) -> LoadedModel:
     """Load a model for training, decoding or export.
 
-    path: a Hugging Face folder with safetensors, a hub id, a `.gguf` file, or a run's `output_dir`; folders may be gs://.
+    path: a Hugging Face folder with safetensors, a hub id, a `.gguf` file, a run's `output_dir`, or an adapter's
+        folder as PEFT lays it out, which names its base model; folders may be gs://.
     dtype: of the parameters, float32 by default.
     shardings: a tree of `jax.sharding.Sharding` like the parameters, or a function of the `ModelConfig` that makes one;
         each host then reads only its devices' slices. By default everything lies on one device.
@@ -63,6 +67,8 @@ def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, st
     is_run = run_folder.is_run_folder(found)
     if step is not None and not is_run:
         raise UserError(f"step={step}: {path} is not a run's output folder, so it has no steps")
+    if adapter_place := _adapter_place(found):
+        return _load_adapter(found, adapter_place, dtype=dtype, shardings=shardings, mask_token=mask_token, step=step)
     if is_run:
         folder = on_this_machine(found / run_folder.METADATA)
         tensor_dtypes = read_json(folder / TENSOR_DTYPES)
@@ -87,6 +93,44 @@ def load(path, *, dtype=None, shardings=None, mask_token=None, revision=None, st
         hf_folder=folder,
         tensor_dtypes=tensor_dtypes,
     )
+
+
+def _adapter_place(found: epath.Path) -> epath.Path | None:
+    """The folder that describes the adapter in `found`, if that holds one."""
+    described = found / run_folder.METADATA if run_folder.is_run_folder(found) else found
+    return described if is_adapter(described) else None
+
+
+def _load_adapter(found, described, *, dtype, shardings, mask_token, step) -> LoadedModel:
+    """The base model that an adapter names, with the adapter's update beside its weights."""
+    folder = on_this_machine(described)
+    adapter = read_adapter(folder)
+    if _adapter_place(place(adapter.base)):
+        raise UserError(
+            f"{found}: its base {adapter.base} is an adapter too; name a model, such as that adapter merged by "
+            "python -m mars_jax.export"
+        )
+
+    def shardings_of(cfg: ModelConfig):
+        return split(_all_shardings(replace(cfg, lora=adapter.lora(mask_id=0)), shardings))  # which id is no matter
+
+    try:
+        base = load(
+            adapter.base,
+            dtype=dtype,
+            shardings=lambda cfg: shardings_of(cfg)[0],
+            mask_token=mask_token or adapter.mask_token,
+        )
+    except UserError as error:
+        raise UserError(f"{found}: its base model cannot be loaded: {error}") from error
+    adapter.check_base(base.params, found)
+    cfg = replace(base.cfg, lora=adapter.lora(base.mask_id))
+    own = shardings_of(base.cfg)[1]
+    if run_folder.is_run_folder(found):
+        updates = run_folder.restore_parameters(found, cfg, dtype=dtype, shardings=own, step=step)
+    else:
+        updates = read_updates(folder, cfg, dtype=dtype, shardings=own)
+    return replace(base, cfg=cfg, params=join(base.params, updates), adapter=adapter)
 
 
 def _open(path, found: epath.Path, revision: str | None):

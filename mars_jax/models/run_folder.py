@@ -12,7 +12,7 @@ from etils import epath
 
 from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
-from mars_jax.models.parameters import Params, parameter_shapes
+from mars_jax.models.parameters import Params, parameter_shapes, split
 from mars_jax.storage import absolute
 
 METADATA, CHECKPOINTS = "hf", "checkpoints"
@@ -23,7 +23,7 @@ def is_run_folder(folder: epath.Path) -> bool:
 
 
 def restore_parameters(folder: epath.Path, cfg: ModelConfig, *, dtype, shardings: Params, step: int | None) -> Params:
-    """The parameters of the latest complete checkpoint, or of `step`.
+    """The parameters of the latest complete checkpoint, or of `step`; of a run of low-rank updates, these alone.
 
     Raises `UserError` where there is none, or it cannot be read.
     """
@@ -43,7 +43,7 @@ def restore_parameters(folder: epath.Path, cfg: ModelConfig, *, dtype, shardings
             raise UserError(f"{folder}: no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
         target = jax.tree.map(
             lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
-            parameter_shapes(cfg, dtype),
+            split(parameter_shapes(cfg, dtype))[1],
             shardings,
         )
         try:

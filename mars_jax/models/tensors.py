@@ -1,6 +1,6 @@
 """From named tensors in files to the parameter tree, reading only what each device holds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -77,8 +77,23 @@ def read_parameters(cfg: ModelConfig, source: TensorSource, *, dtype, shardings:
 
     Raises `UserError` listing every missing, unused and mis-shaped tensor at once.
     """
-    specs, table = parameter_specs(cfg), tensor_names(cfg)
-    _check(cfg, source, specs, table)
+    tied = cfg.tie_embeddings and HEAD in source.shapes() and _equal(source, HEAD, EMBEDDING)
+    return read_tensors(
+        parameter_specs(cfg),
+        tensor_names(cfg),
+        source,
+        dtype=dtype,
+        shardings=shardings,
+        where="config.json",
+        redundant=[HEAD] if tied else [],
+    )
+
+
+def read_tensors(
+    specs: Params, table: Params, source: TensorSource, *, dtype, shardings: Params, where, redundant=()
+) -> Params:
+    """The arrays of `specs` by the names of `table`; `where` says in errors what the tensors do not fit."""
+    _check(source, specs, table, where, redundant)
 
     def place(spec, name, sharding):
         return _place(spec.shape, name, source, np.dtype(dtype), sharding)
@@ -116,12 +131,11 @@ def _expected_shapes(specs: Params, table: Params) -> dict[str, tuple[int, ...]]
     return shapes
 
 
-def _check(cfg: ModelConfig, source: TensorSource, specs: Params, table: Params) -> None:
+def _check(source: TensorSource, specs: Params, table: Params, where, redundant: Sequence[str]) -> None:
     expected, shapes = _expected_shapes(specs, table), source.shapes()
     # Old exporters stored the rotary buffers, which the config determines.
-    unused = [name for name in shapes if name not in expected and not name.endswith("rotary_emb.inv_freq")]
-    if cfg.tie_embeddings and HEAD in unused and _equal(source, HEAD, EMBEDDING):
-        unused.remove(HEAD)
+    known = {*expected, *redundant}
+    unused = [name for name in shapes if name not in known and not name.endswith("rotary_emb.inv_freq")]
     problems = {
         "missing": sorted(expected.keys() - shapes.keys()),
         "unused": sorted(unused),
@@ -140,7 +154,7 @@ def _check(cfg: ModelConfig, source: TensorSource, specs: Params, table: Params)
     if HEAD in unused:
         found.append(f"{HEAD} differs from the embedding though tie_word_embeddings is true: set it to false")
     if found:
-        raise UserError(f"the tensors do not fit config.json. {'; '.join(found)}")
+        raise UserError(f"the tensors do not fit {where}. {'; '.join(found)}")
 
 
 def _equal(source: TensorSource, first: str, second: str) -> bool:

@@ -61,7 +61,14 @@ def loss_sums(
     offset_weights, distill: see `entry_sums`.
     """
     hidden_BTD = decoder.forward(
-        params, cfg, batch.tokens, batch.visibility.position, make_attend(batch), dtype=dtype, remat=remat
+        params,
+        cfg,
+        batch.tokens,
+        batch.visibility.position,
+        make_attend(batch),
+        gate_BT=update_gate(cfg, batch),
+        dtype=dtype,
+        remat=remat,
     )
     return entry_sums(
         params,
@@ -73,6 +80,16 @@ def loss_sums(
         offset_weights=offset_weights,
         distill=distill,
     )
+
+
+def update_gate(cfg: ModelConfig, batch: Batch) -> jax.Array | None:
+    """`[B, T]`: where a mask-gated low-rank update acts; None if the model has no such update.
+
+    On masks of the noisy stream alone: its copies of prompt tokens are what decoding has as public tokens.
+    """
+    if cfg.lora is None or not cfg.lora.gated:
+        return None
+    return (batch.tokens == cfg.lora.gate) & (batch.visibility.group > 0)
 
 
 def teacher_index(visibility: Tokens, source_BM: jax.Array) -> jax.Array:

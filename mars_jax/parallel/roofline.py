@@ -86,11 +86,14 @@ def matrix_parameters(cfg: ModelConfig) -> int:
 def useful_train_flops(cfg: ModelConfig, tokens: int, entries: int, visible_pairs: int) -> float:
     """FLOPs of a forward and backward pass without any recomputation or masked work.
 
+    Frozen weights have no gradient; what low-rank updates themselves cost is left out.
+
     tokens: of both streams. entries: of the loss. visible_pairs: (query, key) pairs, summed over rows.
     """
     layers = 2.0 * matrix_parameters(cfg) * tokens
     head = 2.0 * cfg.vocab_size * cfg.hidden_size * entries
-    return 3.0 * (layers + head + attention_flops(cfg, visible_pairs))
+    passes = 3.0 if cfg.lora is None else 2.0
+    return passes * (layers + head) + 3.0 * attention_flops(cfg, visible_pairs)
 
 
 def attention_flops(cfg: ModelConfig, pairs: int) -> float:

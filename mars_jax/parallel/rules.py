@@ -5,7 +5,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mars_jax.errors import UserError
 from mars_jax.models.config import ModelConfig
-from mars_jax.models.parameters import Params, is_spec, parameter_specs
+from mars_jax.models.parameters import Params, is_spec, parameter_specs, split
 from mars_jax.parallel.mesh import BATCH_AXES
 
 RULES = {
@@ -35,7 +35,7 @@ def check_divisible(cfg: ModelConfig, mesh: Mesh) -> None:
 
 
 def parameter_shardings(cfg: ModelConfig, mesh: Mesh) -> Params:
-    """A `NamedSharding` for every parameter, in the tree of `parameter_specs`."""
+    """A `NamedSharding` for every parameter, in the tree of `parameter_specs`. The rank of an update is never cut."""
     check_divisible(cfg, mesh)
 
     def sharding(spec):
@@ -45,18 +45,18 @@ def parameter_shardings(cfg: ModelConfig, mesh: Mesh) -> Params:
 
 
 def state_shardings(state_shapes, cfg: ModelConfig, mesh: Mesh):
-    """Shardings of a training state: whatever mirrors the parameters is sharded like them, the rest is replicated.
+    """Shardings of a training state: whatever mirrors parameters is sharded like them, the rest is replicated.
 
-    `state_shapes`: a pytree that contains the parameter tree any number of times (Adam's moments do).
+    `state_shapes`: a pytree that contains the trees of trained (Adam's moments too) and frozen parameters.
     """
-    params = parameter_shardings(cfg, mesh)
-    treedef = jax.tree.structure(params)
+    trees = [tree for tree in split(parameter_shardings(cfg, mesh)) if tree is not None]
+    known = {jax.tree.structure(tree): tree for tree in trees}
 
     def mirrors_parameters(x):
-        return jax.tree.structure(x) == treedef
+        return jax.tree.structure(x) in known
 
     def sharding(x):
-        return params if mirrors_parameters(x) else NamedSharding(mesh, PartitionSpec())
+        return known.get(jax.tree.structure(x), NamedSharding(mesh, PartitionSpec()))
 
     return jax.tree.map(sharding, state_shapes, is_leaf=mirrors_parameters)
 

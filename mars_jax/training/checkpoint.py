@@ -190,7 +190,9 @@ class Checkpoints:
 def _check_same_run(saved: dict, current: dict, where: epath.Path) -> None:
     """Refuse to continue a run as another one."""
     current = json.loads(json.dumps(current))  # tuples as the lists that JSON made of them
-    different = [f"model.{k}" for k, v in current["model"].items() if saved["model"].get(k) != v]
+    different = [
+        "lora" if k == "lora" else f"model.{k}" for k, v in current["model"].items() if saved["model"].get(k) != v
+    ]
     different += [key for key in SAME_KEYS if _at(saved["config"], key) != _at(current["config"], key)]
     if different:
         raise UserError(

@@ -15,6 +15,7 @@ import optax
 from mars_jax.config import RunConfig, dump_config
 from mars_jax.data.pipeline import Pipeline, make_eval_pipeline, make_pipeline
 from mars_jax.errors import UserError
+from mars_jax.models.parameters import split
 from mars_jax.objective.streams import Batch
 from mars_jax.parallel.mesh import row_parts
 from mars_jax.training.checkpoint import Checkpoints, run_metadata
@@ -61,6 +62,8 @@ def _train(cfg: RunConfig, output: OutputFolder) -> None:
     state = checkpoints.restore(steps.target, batches, metadata)
     if state is None:
         state = init_state(source.take_params(), steps.optimizer, steps.shardings)
+    elif steps.shardings.frozen is not None:  # checkpoints hold what is trained
+        state = state._replace(frozen=split(source.take_params())[0])
     start = int(state.step)
     log.info("weight decay of %g on: %s", cfg.optimizer.weight_decay, ", ".join(decayed_names(source.model)))
     log.info("%s at step %d of %d, mesh %s", "continuing" if found else "starting", start, total, dict(mesh.shape))
@@ -221,7 +224,7 @@ class Run:
         began = time.perf_counter()
         totals = None
         for number in range(min(self.held_out.num_batches, self.cfg.train.eval_batches)):
-            sums = self.steps.evaluate(state.params, self.steps.to_device(self.held_out.batch(number)))
+            sums = self.steps.evaluate(state.all_params, self.steps.to_device(self.held_out.batch(number)))
             totals = sums if totals is None else jax.tree.map(jax.numpy.add, totals, sums)
         values = to_host(loss_metrics(*totals, self.steps.options))
         values["seconds"] = time.perf_counter() - began

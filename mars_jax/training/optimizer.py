@@ -5,14 +5,13 @@ import optax
 
 from mars_jax.config_sections import OptimizerSection, ScheduleSection
 from mars_jax.models.config import ModelConfig
-from mars_jax.models.parameters import Params, is_spec, parameter_specs
+from mars_jax.models.parameters import Params, is_spec, parameter_specs, split
 
 
 def decay_mask(cfg: ModelConfig) -> Params:
-    """True for the matrices, by the dimensions of one layer: a stacked norm scale `[L, D]` is still a vector."""
-    return jax.tree.map(
-        lambda spec: len([a for a in spec.axes if a != "layer"]) == 2, parameter_specs(cfg), is_leaf=is_spec
-    )
+    """True for trained matrices, by the dimensions of one layer: a stacked norm scale `[L, D]` is still a vector."""
+    specs = split(parameter_specs(cfg))[1]
+    return jax.tree.map(lambda spec: len([a for a in spec.axes if a != "layer"]) == 2, specs, is_leaf=is_spec)
 
 
 def decayed_names(cfg: ModelConfig) -> list[str]:

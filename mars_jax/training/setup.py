@@ -21,7 +21,7 @@ from mars_jax.training.step import LossOptions, make_eval_step, make_train_step
 class Steps:
     """The compiled functions of a run and the layout of what they take.
 
-    train: `(state, batches) -> (state, metrics)`. evaluate: `(params, batches) -> (LossSums, trained)`.
+    train: `(state, batches) -> (state, metrics)`. evaluate: `(all_params, batches) -> (LossSums, trained)`.
     target: the state's shapes with shardings.
     """
 
@@ -81,7 +81,9 @@ def make_steps(cfg: RunConfig, model, mesh: Mesh, total_steps: int) -> Steps:
         optimizer=optimizer,
         options=options,
         shardings=shardings,
-        target=abstract_state(model, optimizer, shardings, jnp.dtype(cfg.train.parameter_dtype)),
+        target=abstract_state(
+            model, optimizer, shardings, jnp.dtype(cfg.train.parameter_dtype), jnp.dtype(cfg.train.dtype)
+        ),
         train=make_train_step(options, optimizer, schedule, mesh, shardings),
         evaluate=make_eval_step(options, mesh, shardings),
     )

@@ -7,21 +7,31 @@ import jax.numpy as jnp
 import optax
 
 from mars_jax.models.config import ModelConfig
-from mars_jax.models.parameters import Params, init_parameters
+from mars_jax.models.parameters import Params, init_lora, init_parameters, join, parameter_shapes, split
 from mars_jax.parallel.rules import state_shardings
 
 
 class TrainState(NamedTuple):
-    """step: `[]` int32, updates seen so far, skipped ones included. params: nested dict. opt_state: optax state."""
+    """step: `[]` int32, updates seen so far, skipped ones included. params: nested dict, what is trained.
+
+    opt_state: optax state. frozen: the weights under low-rank updates; None where all parameters are trained.
+    """
 
     step: jax.Array
     params: Params
     opt_state: Any
+    frozen: Params | None = None
+
+    @property
+    def all_params(self) -> Params:
+        """The parameters of the whole model."""
+        return join(self.frozen, self.params)
 
 
 def state_shapes(cfg: ModelConfig, optimizer: optax.GradientTransformation, dtype=jnp.float32) -> TrainState:
     """`jax.ShapeDtypeStruct`s of the state."""
-    return jax.eval_shape(lambda: _fresh(init_parameters(jax.random.key(0), cfg, dtype), optimizer))
+    frozen, params = split(parameter_shapes(cfg, dtype))
+    return jax.eval_shape(lambda p: _fresh(p, optimizer), params)._replace(frozen=frozen)
 
 
 def make_shardings(cfg: ModelConfig, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh) -> TrainState:
@@ -35,18 +45,30 @@ def init_params(seed: int, cfg: ModelConfig, shardings: Params, dtype=jnp.float3
     return make(jax.random.key(seed))
 
 
+def add_lora(params: Params, seed: int, cfg: ModelConfig, shardings: Params, dtype=jnp.float32) -> Params:
+    """Parameters of the model without `cfg.lora`, and fresh updates beside them."""
+    make = jax.jit(lambda key: init_lora(key, cfg, dtype), out_shardings=split(shardings)[1])
+    return join(params, make(jax.random.key(seed)))
+
+
 def init_state(params: Params, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
-    """Step 0 from given parameters, whose buffers it takes over."""
-    return jax.jit(lambda p: _fresh(p, optimizer), out_shardings=shardings, donate_argnums=0)(params)
+    """Step 0 from all parameters, whose buffers it takes over."""
+    frozen, params = split(params)
+    make = jax.jit(lambda p: _fresh(p, optimizer), out_shardings=shardings._replace(frozen=None), donate_argnums=0)
+    return make(params)._replace(frozen=frozen)
 
 
-def abstract_state(cfg: ModelConfig, optimizer, shardings: TrainState, dtype=jnp.float32) -> TrainState:
+def abstract_state(
+    cfg: ModelConfig, optimizer, shardings: TrainState, dtype=jnp.float32, frozen_dtype=jnp.float32
+) -> TrainState:
     """The state's shapes with shardings: for restoring a checkpoint and for compiling ahead of time."""
 
     def place(shape, sharding):
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
-    return jax.tree.map(place, state_shapes(cfg, optimizer, dtype), shardings)
+    frozen = split(parameter_shapes(cfg, frozen_dtype))[0]
+    shapes = state_shapes(cfg, optimizer, dtype)._replace(frozen=frozen)
+    return jax.tree.map(place, shapes, shardings)
 
 
 def _fresh(params: Params, optimizer: optax.GradientTransformation) -> TrainState:

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from mars_jax.models.config import ModelConfig
-from mars_jax.models.parameters import Params
+from mars_jax.models.parameters import Params, join
 from mars_jax.objective.losses import LossSums, combine, loss_sums
 from mars_jax.objective.streams import Batch
 from mars_jax.parallel.mesh import replicated, rows_sharding
@@ -79,16 +79,23 @@ def constrain_attend(make_attend: Callable, mesh: Mesh) -> Callable:
     return make
 
 
-def loss_and_gradient(params: Params, batches: Batch, options: LossOptions, shardings: Params | None = None):
+def loss_and_gradient(
+    params: Params,
+    batches: Batch,
+    options: LossOptions,
+    shardings: Params | None = None,
+    frozen: Params | None = None,
+):
     """`(loss, sums, gradient)` of a global batch `[A, B, …]`; micro-batches run one after the other.
 
-    `shardings` pins the gradient to the shards of its parameters: without it XLA replicates it.
+    `shardings` pins the gradient to the shards of its parameters: without it XLA replicates it. `frozen`: parameters of
+    the model that are not trained and have no gradient.
     """
     trained = jnp.maximum(batches.trained.sum(), 1).astype(jnp.float32)
 
     def one(batch: Batch):
         def loss_of(params):
-            sums = options.sums(params, batch)
+            sums = options.sums(join(frozen, params), batch)
             return combine(sums, trained, options.ar_weight), sums
 
         (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -111,7 +118,7 @@ def train_step(
     state: TrainState, batches: Batch, options: LossOptions, optimizer, schedule, shardings: Params | None = None
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update. A step without trained tokens, or whose loss or gradient is not finite, leaves the weights alone."""
-    loss, sums, gradient = loss_and_gradient(state.params, batches, options, shardings)
+    loss, sums, gradient = loss_and_gradient(state.params, batches, options, shardings, state.frozen)
     norm = optax.tree.norm(gradient)
     rate = schedule(state.step)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -119,7 +126,7 @@ def train_step(
     direction, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = jax.tree.map(lambda p, d: (p - rate * d).astype(p.dtype), state.params, direction)
     keep = partial(jax.tree.map, partial(jnp.where, finite & (trained > 0)))
-    new = TrainState(state.step + 1, keep(params, state.params), keep(opt_state, state.opt_state))
+    new = TrainState(state.step + 1, keep(params, state.params), keep(opt_state, state.opt_state), state.frozen)
     metrics = {**loss_metrics(sums, trained, options), "grad_norm": norm, "learning_rate": rate, "finite": finite}
     return new, metrics
 
@@ -150,7 +157,7 @@ def make_train_step(options: LossOptions, optimizer, schedule, mesh: Mesh, shard
 
 
 def make_eval_step(options: LossOptions, mesh: Mesh, shardings: TrainState):
-    """The compiled `(params, batches) -> (LossSums, trained)` of a global batch, micro-batch by micro-batch."""
+    """The compiled `(all_params, batches) -> (LossSums, trained)` of a global batch, micro-batch by micro-batch."""
 
     def evaluate(params, batches):
         def add(total, batch):
@@ -161,5 +168,5 @@ def make_eval_step(options: LossOptions, mesh: Mesh, shardings: TrainState):
         return jax.lax.scan(add, nothing, batches)[0], batches.trained.sum()
 
     return jax.jit(
-        evaluate, in_shardings=(shardings.params, rows_sharding(mesh, leading=1)), out_shardings=replicated(mesh)
+        evaluate, in_shardings=(shardings.all_params, rows_sharding(mesh, leading=1)), out_shardings=replicated(mesh)
     )

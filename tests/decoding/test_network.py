@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from mars_jax.decoding.network import DecoderNetwork
-from mars_jax.decoding.weights import decode_weights
+from mars_jax.decoding.weights import decode_weights, without_updates
 from mars_jax.models import decoder, parameters
 from mars_jax.models.attention import dense_attention
-from mars_jax.models.config import ModelConfig
-from mars_jax.objective.visibility import public, visible
+from mars_jax.models.config import Lora, ModelConfig
+from mars_jax.objective.visibility import Tokens, public, visible
 
 LLAMA = ModelConfig(
     family="llama", vocab_size=61, hidden_size=24, intermediate_size=40, num_layers=2, num_heads=6, num_kv_heads=2,
@@ -64,3 +64,33 @@ def test_a_grown_cache_holds_what_it_held():
         assert (k_grown.shape[3], v_grown.shape[2]) == (10, 10)
         assert (k_grown[..., :4] == k).all()
         assert (v_grown[:, :, :4] == v).all()
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("targets", [("query", "value", "down"), ("key", "output", "gate", "up")])
+def test_low_rank_updates_are_those_of_the_plain_forward(gated, targets):
+    lora = Lora(3, 6.0, targets, gate=5 if gated else None)
+    cfg = dataclasses.replace(LLAMA, qkv_bias=True, lora=lora)
+    params = random_parameters(cfg)
+    tokens = jnp.array([[7, 5, 9, 5, 5], [8, 6, 5, 5, 5]], jnp.int32)
+    # Three placeholders come last; a public token that looks like one is none.
+    group = jnp.broadcast_to(jnp.array([0, 0, 1, 1, 1]), tokens.shape)
+    tokens = jnp.where(group > 0, 5, tokens)
+    position = jnp.broadcast_to(jnp.arange(5), tokens.shape)
+    visibility = Tokens(jnp.ones_like(position), position, group, jnp.minimum(position + 1, 2), position)
+    mask = visible(visibility, visibility)
+    hidden = decoder.forward(
+        params, cfg, tokens, position, lambda q, k, v: dense_attention(q, k, v, mask), gate_BT=group > 0
+    )
+    expected = decoder.unembed(params, cfg, hidden)
+
+    network, weights = DecoderNetwork(cfg), decode_weights(params, cfg)
+    found, _ = network.forward(weights, tokens, visibility, None, jnp.zeros(2, jnp.int32))
+    np.testing.assert_allclose(network.logits(weights, found), expected, atol=2e-4, rtol=1e-4)
+    bare = without_updates(weights)
+    base, _ = network.forward(bare, tokens, visibility, None, jnp.zeros(2, jnp.int32))
+    if gated:
+        np.testing.assert_allclose(found[:, :2], base[:, :2], atol=1e-6)
+        assert (jnp.abs(found[:, 2:] - base[:, 2:]).max(-1) > 1e-2).all()
+    else:  # merged: there is nothing to leave out
+        assert jax.tree.structure(bare) == jax.tree.structure(weights)
