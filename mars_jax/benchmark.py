@@ -42,6 +42,16 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_model_and_prompts(parser: argparse.ArgumentParser, written: str) -> None:
+    parser.add_argument("--model", required=True, metavar="PATH", help="as for mars_jax.generate")
+    parser.add_argument("--output", required=True, metavar="DIR", help=written)
+    parser.add_argument(
+        "--prompts", metavar="FILE.jsonl", help="as for mars_jax.generate; default: chats made by the package"
+    )
+    parser.add_argument("--count", type=int, default=32, metavar="N", help="prompts used; default: %(default)s")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
+
+
 def _add_decode(kinds) -> None:
     decode = kinds.add_parser(
         "decode",
@@ -49,12 +59,7 @@ def _add_decode(kinds) -> None:
         epilog=f"example:\n  {DECODE_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    decode.add_argument("--model", required=True, metavar="PATH", help="as for mars_jax.generate")
-    decode.add_argument("--output", required=True, metavar="DIR", help="for decode.json, decode.png and passes.jsonl")
-    decode.add_argument(
-        "--prompts", metavar="FILE.jsonl", help="as for mars_jax.generate; default: chats made by the package"
-    )
-    decode.add_argument("--count", type=int, default=32, metavar="N", help="prompts used; default: %(default)s")
+    _add_model_and_prompts(decode, "for decode.json, decode.png and passes.jsonl")
     decode.add_argument(
         "--batches", default="1,4,8,16,32", metavar="B,…", help="slots of the engine; default: %(default)s"
     )
@@ -65,7 +70,6 @@ def _add_decode(kinds) -> None:
         help="measured besides ar: names as in the table, or how they begin (verify tree, window tau=0.9); verify "
         "variants named adapt leave drafts out while they do not pay; default: %(default)s",
     )
-    decode.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     decode.add_argument("--window", type=int, default=3, metavar="W", help="placeholders; default: %(default)s")
     decode.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes; default: %(default)s")
     decode.add_argument(
@@ -85,14 +89,8 @@ def _add_weights(kinds) -> None:
         help="what bfloat16 and int8 change: greedy tokens, likelihood, bytes, and whether verify stays exact",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    weights.add_argument("--model", required=True, metavar="PATH", help="as for mars_jax.generate")
-    weights.add_argument("--output", required=True, metavar="DIR", help="for weights.json")
-    weights.add_argument(
-        "--prompts", metavar="FILE.jsonl", help="as for mars_jax.generate; default: chats made by the package"
-    )
-    weights.add_argument("--count", type=int, default=32, metavar="N", help="prompts used; default: %(default)s")
+    _add_model_and_prompts(weights, "for weights.json")
     weights.add_argument("--batch-size", type=int, default=8, metavar="N", help="slots; default: %(default)s")
-    weights.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     weights.add_argument("--draft", type=int, default=3, metavar="K", help="drafts of verify; default: %(default)s")
     weights.set_defaults(command=weights_command)
 
