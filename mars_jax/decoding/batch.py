@@ -10,7 +10,7 @@ import numpy as np
 from mars_jax.decoding import loop
 from mars_jax.decoding.planning import plan_of, without_drafts
 from mars_jax.decoding.requests import DecodeOptions, Request
-from mars_jax.decoding.settings import SCORES, Adjustment, Sampling, Settings
+from mars_jax.decoding.settings import SCORES, SOURCES, Adjustment, Sampling, Settings
 from mars_jax.decoding.state import empty_state, no_drafts
 
 log = logging.getLogger(__name__)
@@ -142,6 +142,8 @@ class Batch:
         return Settings(
             width=np.int32(o.width),
             exact=np.bool_(o.exact),
+            source=np.int32(SOURCES.index(o.source)),
+            beside=np.bool_(o.lookup),
             tau=np.float32(o.tau),
             score=np.int32(SCORES.index(o.score)),
             gate_first=np.bool_(o.gate_first),

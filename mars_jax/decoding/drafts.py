@@ -4,13 +4,16 @@
     lookup   what followed the last occurrence of the row's latest tokens in its own prompt and output
     jacobi   the model's own choices after the wrong guesses of the last forward, at first random tokens of the text
 
-A source returns the drafts for the next forward after a run is committed.
+A source returns the drafts for the next forward after a run is committed. Rows of one batch may have different ones.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from mars_jax.decoding.settings import SOURCES
 
 # Longest suffix that `lookup` compares; longer matches say little more.
 LONGEST_MATCH = 4
@@ -32,6 +35,27 @@ class Drafts(NamedTuple):
 
     def distributions(self, vocab_size: int) -> jax.Array:
         return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32) if self.q is None else self.q
+
+
+def of_rows(by_source: Mapping[str, Drafts], source_B: jax.Array) -> Drafts:
+    """Each row's drafts, of its own source; of the first where its own is not there, as in a row that checks none."""
+    (_, drafts), *others = by_source.items()
+    for name, other in others:
+        if drafts.q is not None or other.q is not None:
+            vocab_size = (other if drafts.q is None else drafts).q.shape[-1]
+            drafts, other = (d._replace(q=d.distributions(vocab_size)) for d in (drafts, other))
+        drafts = chosen(source_B == SOURCES.index(name), other, drafts)
+    return drafts
+
+
+def chosen(where_B: jax.Array, ours, theirs):
+    """One of two pytrees of arrays `[B, ...]`, by row."""
+    return jax.tree.map(lambda a, b: jnp.where(where_B.reshape(-1, *[1] * (a.ndim - 1)), a, b), ours, theirs)
+
+
+def beside(found: Drafts, asked_B: jax.Array) -> Drafts:
+    """Drafts of lookup for the rows that asked for them beside their others."""
+    return found._replace(count=jnp.where(asked_B, found.count, 0))
 
 
 def lookup(tokens_BN: jax.Array, length_B: jax.Array, width_B: jax.Array, drafts: int) -> Drafts:
@@ -61,5 +85,5 @@ def jacobi(choice_BX: jax.Array, confirmed_B: jax.Array, guess_BK: jax.Array, wi
     """The choices made at the places after the first new token, filled up with guesses."""
     place_BK = confirmed_B[:, None] + 1 + jnp.arange(guess_BK.shape[1])[None]
     chosen_BK = jnp.take_along_axis(choice_BX, place_BK, axis=1, mode="clip")
-    tokens_BK = jnp.where(place_BK < choice_BX.shape[1], chosen_BK, guess_BK)
-    return Drafts(tokens_BK, jnp.minimum(width_B, guess_BK.shape[1]), None)
+    count_B = jnp.minimum(width_B, guess_BK.shape[1])
+    return Drafts(jnp.where(place_BK <= count_B[:, None], chosen_BK, guess_BK), count_B, None)

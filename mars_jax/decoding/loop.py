@@ -55,24 +55,24 @@ def insert(
         state = state._replace(block=state.block.emptied(jnp.arange(state.length.shape[0]) == row))
     if plan.drafts:
         first = _first_drafts(plan, settings, state)
-        drafts = jax.tree.map(lambda old, new: put(old, new[row]), state.drafts._replace(q=None), first)
-        state = state._replace(drafts=drafts._replace(q=state.drafts.q))
+        if state.drafts.q is not None:
+            first = first._replace(q=first.distributions(state.drafts.q.shape[-1]))
+        state = state._replace(drafts=jax.tree.map(lambda old, new: put(old, new[row]), state.drafts, first))
     return state, settings
 
 
 def _first_drafts(plan: Plan, settings: Settings, state: DecodeState) -> Drafts:
     """Every row's drafts before its first forward."""
-    if plan.source == "lookup":
-        return sources.lookup(state.tokens, state.length, settings.width, plan.drafts)
     nothing = Drafts(jnp.zeros_like(state.drafts.tokens), jnp.zeros_like(state.length), None)
-    if plan.found:
-        return nothing._replace(found=sources.lookup(state.tokens, state.length, settings.width, plan.drafts))
-    if plan.source == "jacobi":
+    by_source = {"masks": nothing}
+    if "lookup" in plan.sources or plan.found:
+        by_source["lookup"] = sources.lookup(state.tokens, state.length, settings.width, plan.drafts)
+    if "jacobi" in plan.sources:
         u_BK = uniforms(settings.sampling.seed, state.forwards, Purpose.GUESS, plan.drafts)
-        return nothing._replace(
-            tokens=sources.guesses(u_BK, state.tokens, state.length), count=jnp.minimum(settings.width, plan.drafts)
-        )
-    return nothing
+        guess_BK = sources.guesses(u_BK, state.tokens, state.length)
+        by_source["jacobi"] = nothing._replace(tokens=guess_BK, count=jnp.minimum(settings.width, plan.drafts))
+    drafts = sources.of_rows({name: by_source[name] for name in plan.sources}, settings.source)
+    return drafts._replace(found=sources.beside(by_source["lookup"], settings.beside) if plan.found else None)
 
 
 @partial(jax.jit, donate_argnums=(0,))
@@ -110,7 +110,7 @@ def decode(
     """Step until every row has finished (or, where asked, until one has), or `max_steps` times."""
     enough = jnp.where(until_one_finishes, state.running.sum(), 1)
 
-    one_step = diffusion.step if plan.source == "diffusion" else step
+    one_step = diffusion.step if plan.sources == ("diffusion",) else step
 
     def going_on(carry):
         steps, state = carry

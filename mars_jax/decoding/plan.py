@@ -15,8 +15,9 @@ class Plan:
     drafts: most drafts a row can have checked.
     masks:  placeholders per group (W or K).
     branched: a group after every possible stop (tree) instead of one after the last real token (chain).
-    source: where drafts come from, see `decoding.drafts`; "diffusion" fills blocks (`decoding.diffusion`).
-    found:  as many drafts of lookup are checked beside those of the source, as a branch of their own.
+    sources: where rows' drafts come from, of `decoding.drafts.SOURCES`; ("diffusion",) fills blocks instead
+            (`decoding.diffusion`).
+    found:  as many drafts of lookup are checked beside a row's others, as a branch of their own.
     cache:  "cursor": keep what was committed at every step. "block": keep whole blocks of `real - 1` tokens, when all
             rows are there (the paper's block cache). "recompute": keep nothing; every step forwards the whole prefix.
     logprobs: record log-probabilities of committed tokens and of this many likeliest ids; None records nothing.
@@ -27,7 +28,7 @@ class Plan:
     drafts: int = 0
     masks: int = 0
     branched: bool = False
-    source: str = "masks"
+    sources: tuple[str, ...] = ("masks",)
     found: bool = False
     cache: str = "cursor"
     sampled: bool = False
@@ -65,17 +66,17 @@ def verify(draft: int, *, branched: bool) -> Plan:
 
 def lookup(draft: int) -> Plan:
     """Exact decoding of drafts found in the row's own text; no placeholders."""
-    return Plan(real=draft + 1, drafts=draft, source="lookup")
+    return Plan(real=draft + 1, drafts=draft, sources=("lookup",))
 
 
 def jacobi(draft: int) -> Plan:
     """Fixed-point decoding: a window of `draft` guesses is corrected until the model agrees."""
-    return Plan(real=draft + 1, drafts=draft, source="jacobi")
+    return Plan(real=draft + 1, drafts=draft, sources=("jacobi",))
 
 
 def diffusion(size: int) -> Plan:
     """Block diffusion: a block's tokens are filled in in any order, then pending; meanwhile nothing is."""
-    return Plan(real=size, masks=size, source="diffusion")
+    return Plan(real=size, masks=size, sources=("diffusion",))
 
 
 def block(size: int, width: int) -> Plan:

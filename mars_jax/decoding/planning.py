@@ -6,14 +6,15 @@ from dataclasses import replace
 from mars_jax.decoding import plan as plans
 from mars_jax.decoding.plan import Plan
 from mars_jax.decoding.requests import DecodeOptions
+from mars_jax.decoding.settings import SOURCES
 
-CURSOR_MODES = ("ar", "window", "verify")
+CURSOR_MODES = ("ar", "window", "verify", "lookup", "jacobi")
 
 
 def shares_steps_with(options: DecodeOptions):
-    """Requests with equal keys share a batch. Modes over cursors with drafts from placeholders (alone) all do."""
+    """Requests with equal keys share a batch: all modes that keep a cursor a row do."""
     if options.mode in CURSOR_MODES:
-        return "cursors", options.lookup
+        return "cursors"
     return options.mode, options.width, options.cache_block if options.mode == "block" else None
 
 
@@ -21,10 +22,6 @@ def plan_of(options: Sequence[DecodeOptions], capacity: int) -> Plan:
     """The step shape for requests of one batch."""
     one = options[0]
     match one.mode:
-        case "lookup":
-            plan = plans.lookup(one.draft)
-        case "jacobi":
-            plan = plans.jacobi(one.draft)
         case "block":
             plan = plans.block(one.cache_block, one.window)
         case "diffusion":
@@ -50,12 +47,13 @@ def without_drafts(plan: Plan) -> Plan:
 
 def _cursor_plan(options: Sequence[DecodeOptions]) -> Plan:
     """Wide enough for every row: a row uses what its own width says."""
-    width = max(o.width for o in options)
-    checked = [o for o in options if o.exact]
+    with_masks = [o for o in options if o.mode in ("window", "verify")]
+    sources = {o.source for o in options if o.mode != "ar"}
     return Plan(
-        real=width + 1,
-        drafts=max((o.draft for o in checked), default=0),
-        masks=width,
-        branched=any(o.layout == "tree" for o in checked),
-        found=options[0].lookup,
+        real=max(o.width for o in options) + 1,
+        drafts=max((o.draft for o in options if o.exact), default=0),
+        masks=max((o.width for o in with_masks), default=0),
+        branched=any(o.mode == "verify" and o.layout == "tree" for o in with_masks),
+        sources=tuple(name for name in SOURCES if name in sources) or ("masks",),
+        found=any(o.lookup for o in options),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from mars_jax.decoding.settings import SCORES
+from mars_jax.decoding.settings import SCORES, SOURCES
 from mars_jax.errors import UserError
 
 MODES = ("ar", "window", "verify", "block", "recompute", "jacobi", "lookup", "diffusion")
@@ -103,6 +103,11 @@ class DecodeOptions:
     @property
     def exact(self) -> bool:
         return self.mode in EXACT_MODES
+
+    @property
+    def source(self) -> str:
+        """Of drafts."""
+        return self.mode if self.mode in SOURCES else "masks"
 
     @property
     def width(self) -> int:

@@ -6,6 +6,7 @@ import jax
 
 PROBABILITY, ENTROPY, MARGIN = range(3)
 SCORES = ("probability", "entropy", "margin")
+SOURCES = ("masks", "lookup", "jacobi")  # of drafts, see `decoding.drafts`
 
 
 class Sampling(NamedTuple):
@@ -49,6 +50,8 @@ class Settings(NamedTuple):
 
     width:      int32 `[B]`, placeholders (or drafts) in use, at most the plan's.
     exact:      bool `[B]`, check candidates in the next forward (`verify`) instead of trusting their score.
+    source:     int32 `[B]`, where the row's drafts come from, by its place in SOURCES.
+    beside:     bool `[B]`, check drafts of lookup beside those.
     tau:        float32 `[B]`, acceptance threshold of the score.
     score:      int32 `[B]`, PROBABILITY, ENTROPY or MARGIN.
     gate_first: bool `[B]`, an unsure first token ends the run.
@@ -58,6 +61,8 @@ class Settings(NamedTuple):
 
     width: jax.Array
     exact: jax.Array
+    source: jax.Array
+    beside: jax.Array
     tau: jax.Array
     score: jax.Array
     gate_first: jax.Array

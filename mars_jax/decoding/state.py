@@ -82,7 +82,7 @@ def no_drafts(plan: Plan, batch: int, vocab_size: int) -> Drafts:
 
 
 def no_block(plan: Plan, batch: int) -> Block | None:
-    if plan.source != "diffusion":
+    if plan.sources != ("diffusion",):
         return None
     return Block(jnp.full((batch, plan.masks), UNFILLED, jnp.int32), jnp.zeros((batch, plan.masks), jnp.int32))
 

@@ -111,11 +111,9 @@ def _longer(plan: Plan, settings: Settings, state: DecodeState, branch: Branch, 
     drafts, found = state.drafts._replace(found=None), state.drafts.found
     other = _checked(plan, settings, state._replace(drafts=found), offered, context)
     longer_B = other.checked.confirmed > branch.checked.confirmed
-
-    def pick(ours, theirs):
-        return jnp.where(longer_B.reshape(-1, *[1] * (ours.ndim - 1)), theirs, ours)
-
-    drafts, branch = jax.tree.map(pick, (drafts, branch), (found, other))
+    if drafts.q is not None:
+        found = found._replace(q=found.distributions(drafts.q.shape[-1]))
+    drafts, branch = sources.chosen(longer_B, (found, other), (drafts, branch))
     return state._replace(drafts=drafts), branch
 
 
@@ -151,16 +149,25 @@ def _assemble(plan: Plan, drafts_BK: jax.Array, checked: Checked, ahead: Ahead) 
 
 def _next_drafts(plan: Plan, settings: Settings, state, checked: Checked, ahead: Ahead, at_hand_B) -> Drafts:
     """Drafts for the next forward; `state` holds the run already."""
-    if plan.source == "lookup":
-        return sources.lookup(state.tokens, state.length, settings.width, plan.drafts)
-    if plan.source == "jacobi":
+    by_source = {}
+    if "masks" in plan.sources:
+        count_B = jnp.where(settings.exact, jnp.minimum(at_hand_B, plan.drafts), 0)
+        tokens_BK, q = jax.tree.map(lambda a: _resized(a, plan.drafts), (ahead.tokens, ahead.q))
+        by_source["masks"] = Drafts(tokens_BK, count_B, q)
+    if "lookup" in plan.sources or plan.found:
+        by_source["lookup"] = sources.lookup(state.tokens, state.length, settings.width, plan.drafts)
+    if "jacobi" in plan.sources:
         u_BK = uniforms(settings.sampling.seed, state.forwards, Purpose.GUESS, plan.drafts)
         guess_BK = sources.guesses(u_BK, state.tokens, state.length)
-        return sources.jacobi(checked.likeliest, checked.confirmed, guess_BK, settings.width)
-    count_B = jnp.where(settings.exact, jnp.minimum(at_hand_B, plan.drafts), 0)
-    q = None if ahead.q is None else ahead.q[:, : plan.drafts]
-    found = sources.lookup(state.tokens, state.length, settings.width, plan.drafts) if plan.found else None
-    return Drafts(ahead.tokens[:, : plan.drafts], count_B, q, found)
+        by_source["jacobi"] = sources.jacobi(checked.likeliest, checked.confirmed, guess_BK, settings.width)
+    drafts = sources.of_rows({name: by_source[name] for name in plan.sources}, settings.source)
+    return drafts._replace(found=sources.beside(by_source["lookup"], settings.beside) if plan.found else None)
+
+
+def _resized(array_BX: jax.Array, size: int) -> jax.Array:
+    """The first `size` entries along axis 1, zeros where there are fewer."""
+    missing = max(0, size - array_BX.shape[1])
+    return jnp.pad(array_BX[:, :size], [(0, 0), (0, missing)] + [(0, 0)] * (array_BX.ndim - 2))
 
 
 class Stride(NamedTuple):

@@ -7,6 +7,7 @@ from helpers import plain_decode, tiny
 
 from mars_jax.decoding.engine import DecodeEngine
 from mars_jax.decoding.loop import decode
+from mars_jax.decoding.planning import shares_steps_with
 from mars_jax.decoding.requests import DecodeOptions, Request
 from mars_jax.decoding.stops import find_stop
 from mars_jax.errors import UserError
@@ -41,6 +42,33 @@ def test_more_requests_than_slots_of_different_modes_and_settings_share_a_batch(
     ]
     for i, result in enumerate(engine.generate(mixed)):
         assert (result.token_ids, result.accepted) == expected(CASES[i], **kinds[i % 4])
+
+
+ALL_SOURCES = [
+    {"mode": "lookup", "draft": 2},
+    {"mode": "verify", "draft": 3, "layout": "tree"},
+    {"mode": "jacobi", "draft": 2},
+    WINDOW,
+    {"mode": "verify", "draft": 2, "layout": "tree", "lookup": True},
+    {"mode": "lookup", "draft": 5},
+    {"mode": "ar"},
+    {"mode": "jacobi", "draft": 4},
+]
+
+
+def test_rows_with_drafts_of_all_sources_and_widths_share_a_batch_and_go_on_as_if_alone(engine):
+    """Runs too, not only texts: a row's own drafts are checked, as many as it asked for."""
+    groups = {shares_steps_with(DecodeOptions(**kind)) for kind in ALL_SOURCES}
+    assert len(groups) == 1
+    asked = [
+        Request(tuple(case["prompt_ids"]), DecodeOptions(**kind, seed=7, max_new_tokens=40))
+        for case, kind in zip(CASES, ALL_SOURCES * 3, strict=False)
+    ]
+    together = engine.generate(asked)
+    for i, kind in enumerate(ALL_SOURCES):
+        alone = engine.generate(asked[i :: len(ALL_SOURCES)])
+        found = [(r.token_ids, r.accepted) for r in together[i :: len(ALL_SOURCES)]]
+        assert found == [(r.token_ids, r.accepted) for r in alone], kind
 
 
 @pytest.mark.parametrize("mode", ["lookup", "jacobi"])

@@ -115,6 +115,26 @@ def test_texts_are_as_frequent_as_in_autoregressive_sampling(params, name):
     assert (pace > 1.05) == (name != "ar"), "some drafts must stand, or nothing was tested"
 
 
+@pytest.mark.parametrize("source", ["masks", "lookup", "jacobi"])
+def test_texts_keep_their_frequencies_beside_rows_with_drafts_of_other_sources(params, source):
+    """One step shape for all; more drafts than placeholders, so that some rows have more to check than others."""
+    names = ("masks", "lookup", "jacobi")
+    plan = plans.Plan(real=4, drafts=3, masks=2, branched=True, sources=names, sampled=True)
+    state, settings = rows(
+        TableNetwork(), params, plan, [PROMPT] * 3, N, V, max_new_tokens=LENGTH, source=names, width=[2, 3, 3], **WARP
+    )
+    own = names.index(source)
+    state, settings = jax.tree.map(
+        lambda a: jnp.concatenate([jnp.repeat(a[own : own + 1], SAMPLES, axis=0), a]), (state, settings)
+    )
+    seeds = jnp.arange(SAMPLES + 3, dtype=jnp.uint32)
+    settings = settings._replace(sampling=settings.sampling._replace(seed=seeds))
+    state = decode(TableNetwork(), plan, params, vocabulary(V), settings, state)
+    texts = np.array(state.tokens)[:SAMPLES, 1 : 1 + LENGTH] @ V ** np.arange(LENGTH)[::-1]
+    assert p_value(np.bincount(texts, minlength=V**LENGTH), probability_of_texts(params)) > 1e-3
+    assert LENGTH / np.array(state.forwards)[:SAMPLES].mean() > 1.05, "some drafts must stand, or nothing was tested"
+
+
 @pytest.mark.parametrize("name", ["chain-3", "tree-1"])
 def test_the_test_sees_drafts_warped_differently(params, name, monkeypatch):
     """Had q not gone through the same top-p as p, the frequencies would be plainly wrong."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from mars_jax.decoding import loop
 from mars_jax.decoding.loop import insert, prefill
-from mars_jax.decoding.settings import SCORES, Adjustment, Sampling, Settings, Vocabulary
+from mars_jax.decoding.settings import SCORES, SOURCES, Adjustment, Sampling, Settings, Vocabulary
 from mars_jax.decoding.state import FINISH_REASONS, empty_state
 
 MANY = 10_000
@@ -43,19 +43,22 @@ def settings(plan, prompts, capacity, stop=(), **changes) -> Settings:
     """The same settings for all rows unless a value is a list."""
     batch = len(prompts)
     dtypes = {
-        "width": np.int32, "exact": bool, "tau": np.float32, "score": np.int32, "gate_first": bool,
-        "max_new_tokens": np.int32, "temperature": np.float32, "top_k": np.int32, "top_p": np.float32,
-        "min_p": np.float32, "seed": np.uint32, "repetition": np.float32, "presence": np.float32,
-        "frequency": np.float32, "min_new_tokens": np.int32,
+        "width": np.int32, "exact": bool, "source": np.int32, "beside": bool, "tau": np.float32, "score": np.int32,
+        "gate_first": bool, "max_new_tokens": np.int32, "temperature": np.float32, "top_k": np.int32,
+        "top_p": np.float32, "min_p": np.float32, "seed": np.uint32, "repetition": np.float32,
+        "presence": np.float32, "frequency": np.float32, "min_new_tokens": np.int32,
     }  # fmt: skip
     defaults = {
-        "width": max(plan.masks, plan.drafts), "exact": plan.drafts > 0, "tau": 0.9, "score": "probability",
+        "width": max(plan.masks, plan.drafts), "exact": plan.drafts > 0, "source": plan.sources[0],
+        "beside": plan.found, "tau": 0.9, "score": "probability",
         "gate_first": False, "max_new_tokens": capacity, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
         "seed": 0, "repetition": 1.0, "presence": 0.0, "frequency": 0.0, "min_new_tokens": 0,
     }  # fmt: skip
     bias = changes.pop("bias", {})
     values = defaults | changes
     values["score"] = SCORES.index(values["score"])
+    names = [values["source"]] if isinstance(values["source"], str) else values["source"]
+    values["source"] = [SOURCES.index(name) if name in SOURCES else 0 for name in names]
     columns = {
         name: jnp.array(np.broadcast_to(np.array(value, dtypes[name]), (batch,))) for name, value in values.items()
     }
@@ -65,7 +68,7 @@ def settings(plan, prompts, capacity, stop=(), **changes) -> Settings:
         return jnp.array([list(row)] * batch, dtype)
 
     return Settings(
-        **{name: columns[name] for name in ("width", "exact", "tau", "score", "gate_first")},
+        **{name: columns[name] for name in ("width", "exact", "source", "beside", "tau", "score", "gate_first")},
         limit=jnp.minimum(length + columns["max_new_tokens"], capacity),
         stop=repeated(stop or [-1], jnp.int32),
         sampling=Sampling(**{name: columns[name] for name in Sampling._fields}),
