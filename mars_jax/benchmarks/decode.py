@@ -51,6 +51,7 @@ def variants(base: DecodeOptions) -> list[Variant]:
         *[Variant(f"block {n} τ=0.95", options(mode="block", tau=0.95, cache_block=n)) for n in (8, 16, 32, 64)],
         *verify,
         *[Variant(f"{v.name} {ADAPTIVE}", v.options, adapt=True) for v in verify if v.options.layout == "tree"],
+        Variant("verify tree K=3 lookup", options(mode="verify", layout="tree", draft=3, lookup=True)),
         Variant("lookup K=3", options(mode="lookup", draft=3)),
         Variant("jacobi K=3", options(mode="jacobi", draft=3)),
         Variant("recompute τ=0.95", options(mode="recompute", tau=0.95)),

@@ -125,8 +125,8 @@ class DecoderNetwork:
 
 def _linear(w: Weights, x_IN: jax.Array, gate_N: jax.Array | None) -> jax.Array:
     """gate_N: the placeholders, where a mask-gated update of `w` acts."""
-    y_ON = _product(w, x_IN).astype(x_IN.dtype)
-    y_ON = y_ON + w["bias"] if "bias" in w else y_ON
+    y_ON = _product(w, x_IN)
+    y_ON = (y_ON + w["bias"] if "bias" in w else y_ON).astype(x_IN.dtype)  # a float32 bias would widen what follows
     if "lora" not in w:
         return y_ON
     update_ON = _widened(w["lora"]["b"], _widened(w["lora"]["a"], x_IN).astype(x_IN.dtype)).astype(x_IN.dtype)
