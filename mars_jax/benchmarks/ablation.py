@@ -55,6 +55,9 @@ VARIANTS = (
     Variant("random_offset", _objective(random_offset=True)),
     Variant("half", _objective(block_fraction=0.5, random_offset=True)),
     Variant("quarter", _objective(block_fraction=0.25, random_offset=True)),
+    # As many tokens in all as `mars`, of 1,536 and 1,280 a step where it has 1,792.
+    Variant("half_same_cost", ("train.steps=210", *_objective(block_fraction=0.5, random_offset=True))),
+    Variant("quarter_same_cost", ("train.steps=252", *_objective(block_fraction=0.25, random_offset=True))),
     Variant("b8", _objective(block_size=8)),
     Variant("b16", _objective(block_size=16)),
     Variant("mask_only", _objective(recipe="mars_mask_only")),
