@@ -12,7 +12,7 @@ from mars_jax.errors import UserError
 logger = logging.getLogger("mars_jax.evaluate")
 
 EXAMPLE = (
-    "python -m mars_jax.evaluate --model runs/quickstart/export --tasks gsm8k_cot --num-fewshot 0 --limit 20 \\\n"
+    "python -m mars_jax.evaluate --model runs/quickstart/export --tasks synthetic --limit 100 \\\n"
     "    --mode window --tau 0.9 --output runs/evaluation"
 )
 DATA_LAYOUT = """
@@ -32,7 +32,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--model", required=True, metavar="PATH", help="folder, hub id, .gguf file or a run's output_dir"
     )
     parser.add_argument(
-        "--tasks", type=task_names, metavar="a,b", help="tasks or groups by the harness's names, or mt_bench"
+        "--tasks",
+        type=task_names,
+        metavar="a,b",
+        help="tasks or groups by the harness's names, mt_bench, or synthetic: the quickstart's held-out questions",
     )
     parser.add_argument(
         "--preset",

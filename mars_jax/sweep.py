@@ -11,7 +11,7 @@ from mars_jax.evaluate import add_task_arguments, task_names
 
 logger = logging.getLogger("mars_jax.sweep")
 
-EXAMPLE = "python -m mars_jax.sweep --model runs/quickstart/export --limit 50 --output runs/sweep"
+EXAMPLE = "python -m mars_jax.sweep --model runs/quickstart/export --tasks synthetic --limit 100 --output runs/sweep"
 
 
 def build_parser() -> argparse.ArgumentParser:

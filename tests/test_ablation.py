@@ -19,7 +19,7 @@ from mars_jax.benchmarks.ablation import (
     settings_of,
     write_result,
 )
-from mars_jax.benchmarks.ablation_report import drafts_taken, table
+from mars_jax.benchmarks.ablation_report import drafts_taken, spread, table
 from mars_jax.config import ObjectiveSection, load_config
 from mars_jax.errors import UserError
 from mars_jax.training import loop
@@ -28,7 +28,7 @@ from mars_jax.training.setup import run_mesh
 TREE = Decoding(tokens_per_forward=2.25, acceptance_by_offset=[1.0, 0.75, 0.5], right_answers=0.9, same_as_ar=1.0)
 RESULT = Result(
     name="quarter",
-    settings={"prompts": 2},
+    settings={"prompts": 2, "train": {"steps": 20}},
     row_tokens=80,
     tokens_per_step=640,
     trained_tokens_per_step=99.5,
@@ -53,10 +53,24 @@ def test_every_variant_changes_only_what_its_name_says(variant):
     base, cfg = load_config(path), load_config(path, variant.overrides)
     changed = {key for key, value in vars(base.objective).items() if getattr(cfg.objective, key) != value}
     assert changed == {o.split("=")[0].removeprefix("objective.") for o in variant.overrides if "objective" in o}
-    train = dataclasses.replace(cfg.train, seed=base.train.seed)
+    train = dataclasses.replace(cfg.train, seed=base.train.seed, steps=base.train.steps)
     assert dataclasses.replace(cfg, objective=base.objective, train=train, lora=base.lora) == base
     assert (cfg.lora != base.lora) == variant.name.startswith("lora")
     assert cfg.lora.mask_gated == (variant.name == "lora_gated")
+
+
+def test_variants_of_the_same_cost_compute_as_many_tokens_as_mars():
+    path = ablation.CONFIGS / "ablation_mars.yaml"
+    costs = {}
+    for variant in VARIANTS:
+        cfg = load_config(path, variant.overrides)
+        costs[variant.name] = cfg.train.steps * cfg.objective.stream_config(mask_id=0).length
+    assert costs["half_same_cost"] == costs["quarter_same_cost"] == costs["mars"]
+
+
+def test_labels_keep_their_order_and_their_distance():
+    places = spread([3.0, 2.99, 2.98, 1.0, -1.0], lines=8)
+    assert places == [3.0, 2.5, 2.0, 1.0, -1.0]
 
 
 def test_names_are_distinct():

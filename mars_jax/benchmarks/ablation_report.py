@@ -81,22 +81,44 @@ def as_json(results: Sequence[Result]) -> str:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Tokens per forward of the exact mode against what a step costs and against the AR loss."""
+    """Tokens per forward of the exact mode against what training cost and against the AR loss."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    shown = sorted(
+        (result for result in results if "tree" in result.decoding),
+        key=lambda result: -result.decoding["tree"].tokens_per_forward,
+    )
+    heights = [result.decoding["tree"].tokens_per_forward for result in shown]
+    measures = {
+        "thousand tokens of both streams, all steps": [tokens_computed(result) / 1000 for result in shown],
+        "held-out AR loss, nats per token": [result.loss_ar for result in shown],
+    }
     figure, axes = pyplot.subplots(1, 2, figsize=(13, 6), sharey=True, layout="constrained")
-    measures = (("tokens of both streams per step", "tokens_per_step"), ("held-out AR loss, nats per token", "loss_ar"))
-    for axis, (label, measure) in zip(axes, measures, strict=True):
-        for result in results:
-            if "tree" in result.decoding:
-                point = getattr(result, measure), result.decoding["tree"].tokens_per_forward
-                axis.plot(*point, "o")
-                axis.annotate(result.name, point, xytext=(4, 4), textcoords="offset points", fontsize=8)
+    for axis, (label, values) in zip(axes, measures.items(), strict=True):
+        axis.plot(values, heights, "o")
+        for result, point, place in zip(shown, zip(values, heights, strict=True), spread(heights), strict=True):
+            axis.annotate(
+                result.name, point, (1.03, place), textcoords=("axes fraction", "data"), fontsize=8, va="center",
+                arrowprops={"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.5, "relpos": (0, 0.5)},
+            )  # fmt: skip
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(f"tokens per forward, exact mode (tree of {WIDTH} drafts)")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def tokens_computed(result: Result) -> int:
+    return result.tokens_per_step * result.settings["train"]["steps"]
+
+
+def spread(falling: Sequence[float], lines: int = 32) -> list[float]:
+    """Where to write labels that belong at these heights, at least one of `lines` lines apart."""
+    places: list[float] = []
+    gap = (max(falling, default=0.0) - min(falling, default=0.0)) / lines
+    for height in falling:
+        places.append(min(height, places[-1] - gap) if places else height)
+    return places

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mars_jax.errors import UserError
-from mars_jax.evaluation import punkt, sandbox
+from mars_jax.evaluation import embedded, punkt, sandbox
 from mars_jax.evaluation.local_data import READERS
 
 # Where the harness defines the paper's tasks: indexing these takes a moment, indexing all of its tasks ten seconds.
@@ -38,16 +38,21 @@ PAPER_MAX_NEW_TOKENS = 256
 
 
 def load_tasks(choices: Sequence[TaskChoice], data_dir: Path | None, *, allow_code: bool) -> list:
-    """The harness's `Task` and `Group` objects of the choices.
+    """The harness's `Task` and `Group` objects of the choices; `synthetic` is the package's own.
 
     Raises `UserError` for an unknown name, for data that is not there, and for a task that would run model-written code
     without `allow_code` or outside the sandbox.
     """
     if any(choice.name.startswith("ifeval") for choice in choices):
         punkt.provide()
-    manager = _manager([choice.name for choice in choices])
+    manager = _manager([choice.name for choice in choices if choice.name != embedded.NAME])
     try:
-        return [_load(manager, choice, data_dir, allow_code) for choice in choices]
+        return [
+            embedded.task(choice.num_fewshot or 0)
+            if choice.name == embedded.NAME
+            else _load(manager, choice, data_dir, allow_code)
+            for choice in choices
+        ]
     except ConnectionError as error:
         raise UserError(
             f"the data of {', '.join(c.name for c in choices)} cannot be fetched ({error}); "

@@ -8,6 +8,7 @@ from helpers.paths import shared_data
 
 pytest.importorskip("lm_eval")
 
+from mars_jax.data.synthetic import make_chats
 from mars_jax.errors import UserError
 from mars_jax.evaluation.tasks import PAPER, TaskChoice, load_tasks
 
@@ -48,6 +49,21 @@ def test_all_but_gpqa_load_without_network_at_their_full_size():
         "humaneval_instruct": (1, 164),
         "mbpp_instruct": (1, 500),
     }
+
+
+def test_the_packages_own_questions_need_no_data():
+    [task] = load_tasks([TaskChoice("synthetic", 0)], None, allow_code=False)
+    doc, text = prompt(task)
+    assert (text, doc) == (doc["question"], task.eval_docs[0])
+    [found] = score(task, doc, doc["answer"]).values()
+    assert found == {"exact_match": 1.0}
+    [found] = score(task, doc, doc["answer"] + " ").values()
+    assert found == {"exact_match": 0.0}
+    trained = {m["content"] for chat in make_chats("train", 5000) for m in chat if m["role"] == "user"}
+    asked = [d["question"] for d in task.eval_docs]
+    assert len(asked) > 500 and len(set(asked)) == len(asked) and not trained & set(asked)
+    with pytest.raises(UserError, match="--num-fewshot 2 must be 0"):
+        load_tasks([TaskChoice("synthetic", 2)], None, allow_code=False)
 
 
 def test_bbh_shows_the_three_published_examples():
