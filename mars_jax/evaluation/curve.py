@@ -14,6 +14,7 @@ LOOKS = {
     "chain": ("D", "#CC79A7", "exact chain, K drafts", (0, 8)),
     "tree": ("P", "#D55E00", "exact tree, K drafts", (0, -14)),
     "lookup": ("X", "#56B4E9", "exact lookup, K drafts", (0, 17)),
+    "tree_lookup": ("p", "#555555", "exact tree and lookup, K drafts each", (0, -23)),
 }
 
 

@@ -10,8 +10,8 @@ from mars_jax.decoding.requests import DecodeOptions
 from mars_jax.evaluation.paper import COLUMNS
 from mars_jax.evaluation.results import describe_mode
 
-FAMILIES = ("ar", "probability", "entropy", "margin", "chain", "tree", "lookup")
-EXACT = ("chain", "tree", "lookup")  # their answers are those of ar
+FAMILIES = ("ar", "probability", "entropy", "margin", "chain", "tree", "lookup", "tree_lookup")
+EXACT = ("chain", "tree", "lookup", "tree_lookup")  # their answers are those of ar
 DRAFTS = range(1, 8)
 THRESHOLDS = {
     "probability": (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5),
@@ -51,6 +51,9 @@ def settings(families: Sequence[str], window: int) -> list[Setting]:
             found += [Setting(family, {**shared, "tau": tau}) for tau in THRESHOLDS[family]]
         elif family == "lookup":
             found += [Setting(family, {"mode": "lookup", "draft": draft}) for draft in DRAFTS]
+        elif family == "tree_lookup":
+            both = {"mode": "verify", "layout": "tree", "lookup": True}
+            found += [Setting(family, {**both, "draft": draft}) for draft in DRAFTS]
         else:
             found += [Setting(family, {"mode": "verify", "layout": family, "draft": draft}) for draft in DRAFTS]
     return found

@@ -24,14 +24,14 @@ def test_what_is_measured():
     names = [setting.name for setting in found]
     assert names[:8] == ["ar", "τ=1", "τ=0.95", "τ=0.9", "τ=0.8", "τ=0.7", "τ=0.6", "τ=0.5"]
     assert [n for n in names if n.startswith("exact")] == [
-        f"exact {layout} K={k}" for layout in ("chain", "tree") for k in range(1, 8)
+        f"exact {name.format(k)}" for name in ("chain K={}", "tree K={}", "tree K={} + lookup") for k in range(1, 8)
     ]
     assert len(set(names)) == len(names)
     folders = [setting.folder for setting in found]
-    assert folders[:3] == ["ar", "probability-1", "probability-0.95"] and folders[-1] == "lookup-7"
+    assert folders[:3] == ["ar", "probability-1", "probability-0.95"] and folders[-1] == "tree_lookup-7"
     assert len(set(folders)) == len(folders)
     assert any(n.startswith("entropy≤") for n in names) and any(n.startswith("margin≥") for n in names)
-    assert names[-7:] == [f"lookup K={k}" for k in range(1, 8)]
+    assert names[-14:-7] == [f"lookup K={k}" for k in range(1, 8)]
     assert {s.family for s in settings(["ar", "tree"], 3)} == {"ar", "tree"}
 
 
