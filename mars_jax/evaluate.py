@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import math
 import sys
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
 def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of what is evaluated, shared with `sweep`."""
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="local files instead of the hub (layout below)")
-    parser.add_argument("--limit", type=float, metavar="N", help="first N documents of each task (below 1: a share)")
+    parser.add_argument("--limit", type=limit, metavar="N", help="first N documents of each task (below 1: a share)")
     parser.add_argument(
         "--allow-code-execution",
         action="store_true",
@@ -73,7 +74,21 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def task_names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
+    names = [name for name in text.split(",") if name]
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them")
+    return names
+
+
+def limit(text: str) -> float:
+    """A whole number of documents, or a share of them between 0 and 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 < value < 1 or (value >= 1 and value.is_integer())):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of documents, or a share of them below 1")
+    return value
 
 
 def run(args: argparse.Namespace) -> None:

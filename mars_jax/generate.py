@@ -54,6 +54,8 @@ def generate(
     prompts = [prompts] if isinstance(prompts, str) else prompts
     options = decode_options(options)
     requests = [Request(encode(model.tokenizer, p, raw=raw, system=system), options) for p in prompts]
+    if batch_size < 1:
+        raise UserError(f"batch_size={batch_size}: expected at least 1")
     return DecodeEngine(model, slots=min(batch_size, max(1, len(requests))), adapt=adapt).generate(requests)
 
 
@@ -161,9 +163,11 @@ def add_decode_arguments(parser: argparse.ArgumentParser):
 
 
 def _bias(text: str) -> tuple[int, float]:
-    """`ID=VALUE`; a ValueError is argparse's to report."""
     token_id, _, value = text.partition("=")
-    return int(token_id), float(value)
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected ID=VALUE, such as 42=-100") from None
 
 
 def given_options(args: argparse.Namespace) -> dict:
@@ -232,7 +236,7 @@ def _tuned(engine, requests: "list[Request]", base) -> "list[Request]":
     candidates = tune(engine, [request.token_ids for request in own], base)
     logger.info("step costs here, and what these prompts yield:\n%s", table(candidates, engine.slots))
     best = choose(candidates).options
-    shape = {"mode": best.mode, "window": best.window, "draft": best.draft, "layout": best.layout}
+    shape = {name: getattr(best, name) for name in ("mode", "window", "draft", "layout", "lookup")}
     return [
         replace(request, options=replace(request.options, **shape)) if request.options.mode == base.mode else request
         for request in requests

@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> None:
     for family in args.families:
         if family not in FAMILIES:
             raise UserError(f"--families {family!r}: expected some of {', '.join(FAMILIES)}")
+    if args.batch_size < 1:
+        raise UserError(f"--batch-size {args.batch_size}: expected at least 1")
     conditions = Conditions(
         limit=args.limit,
         chat_template=not args.raw,

@@ -67,6 +67,15 @@ def test_a_file_of_prompts_with_settings_of_their_own(tmp_path, capsys):
     assert text["prompt_tokens"] == chat["prompt_tokens"] == ids["prompt_tokens"]
 
 
+def test_a_line_may_leave_out_the_lookup_of_the_others(tmp_path):
+    own = {"prompt": TEXTS[0], "mode": "ar", "lookup": False}
+    source = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": TEXTS[0]}, own])
+    out = tmp_path / "out.jsonl"
+    assert main([*MODEL, "--prompts", source, "--output", str(out), "--mode", "verify", "--lookup"]) == 0
+    both, plain = lines(out.read_text())
+    assert both["token_ids"] == plain["token_ids"] and both["forwards"] < plain["forwards"] == len(plain["token_ids"])
+
+
 def test_standard_input_and_plain_text(monkeypatch, capsys):
     piped = io.BytesIO(json.dumps({"prompt": TEXTS[0]}).encode() + b"\n")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(piped))
@@ -203,6 +212,11 @@ def test_prompts_that_are_no_utf8_are_refused(tmp_path, monkeypatch, capsys):
         (["--prompt", "a", "--top-p", "2"], "top_p=2.0: expected a number from 0 to 1"),
         (["--prompt", "a", "--logit-bias", "5=nan"], "logit_bias[5]=nan: expected a number from -10000.0 to 10000.0"),
         (["--prompt", "a", "--logit-bias", "9999=1"], "token id 9999"),
+        (["--prompt", "a", "--min-new-tokens", "3000000000"], "min_new_tokens=3000000000: expected an integer"),
+        (["--prompt", "a", "--top-k", "3000000000", "--temperature", "1"], "top_k=3000000000: expected an integer"),
+        (["--prompt", "a", "--window", "100000"], "window=100000: expected an integer from 1 to 1024"),
+        (["--prompt", "a", "--lookup", "--mode", "lookup"], "belongs to mode 'verify', not to 'lookup'"),
+        (["--prompt", "a", "--lookup", "--mode", "verify", "--temperature", "1"], "needs temperature 0, not 1"),
         (["--prompt", "a", "--batch-size", "0"], "--batch-size 0"),
         (["--prompt", "a", "--raw", "--system", "b"], "--system"),
         (["--prompts", "/nowhere.jsonl"], "/nowhere.jsonl: cannot be read"),

@@ -11,7 +11,7 @@ from mars_jax.decoding import loop
 from mars_jax.decoding.planning import plan_of, without_drafts
 from mars_jax.decoding.requests import DecodeOptions, Request
 from mars_jax.decoding.settings import SCORES, SOURCES, Adjustment, Sampling, Settings
-from mars_jax.decoding.state import empty_state, no_drafts
+from mars_jax.decoding.state import empty_state
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,7 @@ class Batch:
         plan = self.wide if wanted else without_drafts(self.wide)
         if plan != self.plan:
             self.plan = plan
-            drafts = no_drafts(plan, self.engine.slots, self.engine.cfg.vocab_size)
-            self.state = self.state._replace(drafts=drafts)
+            self.state = loop.start_over(plan, self.engine.cfg.vocab_size, self.state)
         cold, self.cold = self.cold, np.full_like(self.cold, not wanted)
         return cold
 

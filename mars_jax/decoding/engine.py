@@ -51,6 +51,8 @@ class DecodeEngine:
         weights: str = "float32",
         adapt: bool = False,
     ):
+        if slots < 1 or steps < 1:
+            raise UserError(f"slots={slots}, steps={steps}: expected at least 1 of both")
         self.cfg, self.tokenizer, self.stop_ids = model.cfg, model.tokenizer, model.stop_ids
         self.slots, self.steps = slots, steps
         self.network = DecoderNetwork(model.cfg, dtype)

@@ -14,7 +14,7 @@ from mars_jax.decoding.network import Network
 from mars_jax.decoding.plan import Plan
 from mars_jax.decoding.sampling import Purpose, uniforms
 from mars_jax.decoding.settings import Settings, Vocabulary
-from mars_jax.decoding.state import LENGTH, RUNNING, DecodeState
+from mars_jax.decoding.state import LENGTH, RUNNING, DecodeState, no_drafts
 from mars_jax.decoding.step import step
 from mars_jax.objective.visibility import public
 
@@ -73,6 +73,16 @@ def _first_drafts(plan: Plan, settings: Settings, state: DecodeState) -> Drafts:
         by_source["jacobi"] = nothing._replace(tokens=guess_BK, count=jnp.minimum(settings.width, plan.drafts))
     drafts = sources.of_rows({name: by_source[name] for name in plan.sources}, settings.source)
     return drafts._replace(found=sources.beside(by_source["lookup"], settings.beside) if plan.found else None)
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
+def start_over(plan: Plan, vocab_size: int, state: DecodeState) -> DecodeState:
+    """Let all rows go on with this plan, from no drafts.
+
+    Compiled, so that the new arrays lie where the others do: to `decode`, arrays that are not bound to a device would be
+    another program.
+    """
+    return state._replace(drafts=no_drafts(plan, state.length.shape[0], vocab_size))
 
 
 @partial(jax.jit, donate_argnums=(0,))

@@ -8,7 +8,7 @@ from mars_jax.data.chat import HALF_CHARACTER, RefusedChatError, render
 from mars_jax.errors import UserError
 
 KINDS = ("prompt", "messages", "token_ids")
-LINE_OPTIONS = ("tau", "mode", "max_new_tokens", "temperature", "seed", "stop")
+LINE_OPTIONS = ("tau", "mode", "max_new_tokens", "temperature", "seed", "stop", "lookup")
 
 
 def encode(tokenizer, prompt, *, raw: bool, system: str | None) -> tuple[int, ...]:

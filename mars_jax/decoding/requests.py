@@ -9,6 +9,7 @@ from mars_jax.errors import UserError
 MODES = ("ar", "window", "verify", "block", "recompute", "jacobi", "lookup", "diffusion")
 EXACT_MODES = ("verify", "jacobi", "lookup")
 LAYOUTS = ("chain", "tree")
+WIDEST, LONGEST_BLOCK = 1024, 65_536  # every one of so many tokens is part of each step
 NO_BIAS_PAST = 1e4  # far beyond any logit, and far from that of ids which are never emitted
 
 
@@ -35,7 +36,8 @@ class DecodeOptions:
     stop:           texts that end the answer; it is cut before the first that is completed.
     temperature:    0 takes the likeliest token; otherwise tokens are drawn, after `top_k` (0: all), `top_p` (1: all)
                     and `min_p` (0: all) in this order. Scores are those of the untempered distribution.
-    seed:           of the draws; None draws one. A row's draws depend on nothing but its own seed and text.
+    seed:           of the draws, and of jacobi's guesses; None draws one. A row's draws depend on nothing but its own
+                    seed and text.
     repetition_penalty: divides positive, multiplies negative logits of tokens in prompt and output.
     presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once, and for each occurrence.
     logprobs:       None, or for how many likeliest ids log-probabilities are returned beside the chosen token's.
@@ -69,10 +71,11 @@ class DecodeOptions:
         for name, allowed in (("mode", MODES), ("score", SCORES), ("layout", LAYOUTS)):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(allowed)}")
-        for name in ("window", "draft", "cache_block", "max_new_tokens"):
-            _number(name, getattr(self, name), int, least=1)
+        for name, most in (("window", WIDEST), ("draft", WIDEST), ("cache_block", LONGEST_BLOCK)):
+            _number(name, getattr(self, name), int, least=1, most=most)
+        _number("max_new_tokens", self.max_new_tokens, int, least=1)
         for name in ("min_new_tokens", "top_k"):
-            _number(name, getattr(self, name), int, least=0)
+            _number(name, getattr(self, name), int, least=0, most=LARGEST_INT32)
         for name in ("tau", "temperature"):
             _number(name, getattr(self, name), float, least=0)
         for name in ("top_p", "min_p"):
@@ -91,10 +94,14 @@ class DecodeOptions:
                 "mode 'diffusion' fills places in any order: it has no penalties, bias, min_new_tokens, logprobs or "
                 "gate_first"
             )
-        if self.lookup and (self.mode != "verify" or self.sampled):
+        if not isinstance(self.lookup, bool):
+            raise UserError(f"lookup={self.lookup!r}: expected true or false")
+        if self.lookup and self.mode != "verify":
+            raise UserError(f"lookup beside placeholders belongs to mode 'verify', not to {self.mode!r}")
+        if self.lookup and self.sampled:
             raise UserError(
-                f"lookup beside placeholders needs mode 'verify' at temperature 0, not {self.mode!r} at "
-                f"{self.temperature:g}: taking the longer of two drawn chains would not be sampling"
+                f"lookup beside placeholders needs temperature 0, not {self.temperature:g}: taking the longer of two "
+                "drawn chains would not be sampling"
             )
         if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) and text for text in self.stop):
             raise UserError(f"stop={self.stop!r}: expected a list of texts, none of them empty")
@@ -127,6 +134,7 @@ class DecodeOptions:
 OPTION_NAMES = tuple(f.name for f in fields(DecodeOptions))
 
 
+LARGEST_INT32 = 2**30  # and as much again, a prompt say, still fits
 LARGEST_FLOAT32 = 3.4028234e38  # what the device computes with; beyond it a number becomes infinite
 
 

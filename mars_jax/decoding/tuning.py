@@ -87,7 +87,7 @@ def tune(
     most = expected_tokens(survival, WIDTHS[-1], "tree")
     context = int(np.mean([r.prompt_tokens + len(r.token_ids) / 2 for r in results]))
 
-    autoregressive = replace(base, mode="ar")
+    autoregressive = replace(base, mode="ar", lookup=False)
     candidates = [Candidate("ar", autoregressive, measure(engine, autoregressive, context), 1.0)]
     for layout, family in families.items():
         least = 0.0

@@ -1,5 +1,6 @@
 """Answers to MT-bench's two-turn questions, in the layout that its judges read. Judging is left to them."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from mars_jax.evaluation.local_data import read_lines
 NAME = "mt_bench"
 
 
-def questions(data_dir: Path, limit: int | None) -> list[dict]:
-    return read_lines(data_dir / "mt_bench" / "question.jsonl")[:limit]
+def questions(data_dir: Path, limit: float | None) -> list[dict]:
+    """The first `limit` questions, or that share of them below 1."""
+    found = read_lines(data_dir / "mt_bench" / "question.jsonl")
+    if limit is None:
+        return found
+    return found[: math.ceil(limit * len(found)) if limit < 1 else int(limit)]
 
 
 def answer(lm: MarsLM, asked: Sequence[dict], *, model_id: str, system: str | None, max_new_tokens: int) -> list[dict]:

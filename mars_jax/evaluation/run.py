@@ -72,7 +72,7 @@ def _questions(conditions: Conditions) -> list[dict]:
         raise UserError(f"{MT_BENCH} needs its questions: --data-dir DIR with mt_bench/question.jsonl")
     if not conditions.chat_template:
         raise UserError(f"{MT_BENCH} is a conversation: it needs the chat template, so leave out --raw")
-    return mt_bench.questions(conditions.data_dir, None if conditions.limit is None else int(conditions.limit))
+    return mt_bench.questions(conditions.data_dir, conditions.limit)
 
 
 def evaluate(

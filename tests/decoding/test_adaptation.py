@@ -148,6 +148,25 @@ def test_changing_the_shape_compiles_nothing_and_moves_no_cache():
     assert sum(a != b for a, b in zip(policy.shapes, policy.shapes[1:], strict=False)) > 10
 
 
+def test_coming_back_to_a_shape_compiles_nothing():
+    """A trial is timed, long after both shapes were first seen."""
+
+    class TwoByTwo(Adaptation):
+        calls, sizes = 0, []
+
+        def turn(self, sizes):
+            self.sizes.append(decode._cache_size())
+            self.calls += 1
+            return Turn(self.calls % 4 in (1, 2), steps=1)
+
+    engine, policy = DecodeEngine(tiny.model(), slots=5, adapt=True), TwoByTwo()
+    engine._adaptations.default_factory = lambda: policy
+    engine.generate([Request(tuple(CASES[0]["prompt_ids"]), DecodeOptions(**KINDS["tree"], max_new_tokens=40))] * 5)
+    assert len(policy.sizes) > 8
+    assert policy.sizes[3] == policy.sizes[0] + 2, "one program for each shape"
+    assert policy.sizes[3:] == [policy.sizes[3]] * len(policy.sizes[3:])
+
+
 def test_a_batch_that_trusts_scores_keeps_its_shape():
     engine, policy = switching(seed=3)
     options = [DecodeOptions(**KINDS["tree"]), DecodeOptions(mode="window", tau=0.9)]

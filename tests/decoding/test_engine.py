@@ -80,6 +80,12 @@ def test_drafts_of_other_sources_give_the_autoregressive_text(engine, mode):
     assert forwards < tokens, "no draft ever stood"
 
 
+@pytest.mark.parametrize("values", [{"slots": 0}, {"slots": 2, "steps": 0}])
+def test_an_engine_without_slots_or_steps_is_refused(values):
+    with pytest.raises(UserError, match="expected at least 1"):
+        DecodeEngine(tiny.model(), **values)
+
+
 def test_nothing_compiles_for_new_prompts_settings_or_counts(engine):
     engine.generate(requests(5, **WINDOW, max_new_tokens=90))
     before = decode._cache_size()

@@ -1,6 +1,7 @@
 """Choosing a width: expected tokens against runs that happened, the choice from made-up costs, and the command."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,13 @@ def test_where_every_step_costs_the_same_the_widest_tree_wins(engine):
     best = max(c.tokens_per_forward for c in candidates)
     assert choose(candidates).tokens_per_forward == best > 1.5
     assert choose(candidates).options.layout == "tree"
+
+
+def test_drafts_of_lookup_are_tuned_beside_those_of_placeholders(engine):
+    candidates = tune(engine, PROMPTS, replace(VERIFY, lookup=True), lambda *_: 1.0)
+    assert [c.options.lookup for c in candidates] == [False] + [True] * 14
+    alone = tune(engine, PROMPTS, VERIFY, lambda *_: 1.0)
+    assert choose(candidates).tokens_per_forward >= choose(alone).tokens_per_forward
 
 
 def test_a_step_is_timed_here(engine):

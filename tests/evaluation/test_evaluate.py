@@ -7,8 +7,9 @@ from helpers.paths import TINY_QWEN2, shared_data
 
 pytest.importorskip("lm_eval")
 
-from mars_jax import cli, evaluate, report
+from mars_jax import cli, evaluate, report, sweep
 from mars_jax.decoding.requests import Generation
+from mars_jax.evaluation import mt_bench
 from mars_jax.evaluation.cache import AnswerCache
 from mars_jax.evaluation.harness import MarsLM
 from mars_jax.models.loading import load
@@ -138,3 +139,25 @@ def test_wrong_arguments_are_one_line_and_exit_2(run, arguments, message):
     assert code == 2 and stdout == ""
     [line] = [line for line in stderr.splitlines() if line.startswith("error:")]
     assert message in line and "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("parser", [evaluate.build_parser, sweep.build_parser], ids=["evaluate", "sweep"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *[(["--limit", n], f"--limit: '{n}': expected a number") for n in ("0", "-1", "nan", "inf", "1.5", "x")],
+        (["--tasks", ","], "--tasks: ',': expected names"),
+    ],
+)
+def test_amounts_and_names_are_checked_before_anything_is_loaded(parser, arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parser().parse_args(["--model", "x", "--output", "y", *arguments])
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_limit_is_a_number_or_a_share(tmp_path):
+    (tmp_path / "mt_bench").mkdir()
+    lines = [json.dumps({"question_id": i, "turns": ["a"]}) for i in range(5)]
+    (tmp_path / "mt_bench" / "question.jsonl").write_text("\n".join(lines) + "\n")
+    amounts = {limit: len(mt_bench.questions(tmp_path, limit)) for limit in (None, 3.0, 0.5, 0.01, 9.0)}
+    assert amounts == {None: 5, 3.0: 3, 0.5: 3, 0.01: 1, 9.0: 5}

@@ -117,3 +117,9 @@ def test_unknown_families_are_refused(tmp_path, capsys):
     arguments = ["--model", "x", "--output", str(tmp_path), "--families", "treee"]
     assert cli.main(sweep.build_parser, sweep.run, arguments) == 2
     assert "'treee'" in capsys.readouterr().err
+
+
+def test_no_rows_at_a_time_are_refused(tmp_path, capsys):
+    arguments = ["--model", "x", "--output", str(tmp_path), "--batch-size", "0"]
+    assert cli.main(sweep.build_parser, sweep.run, arguments) == 2
+    assert "--batch-size 0" in capsys.readouterr().err
