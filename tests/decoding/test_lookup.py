@@ -97,7 +97,14 @@ def test_leaving_drafts_out_leaves_the_lookup_out_too(engine):
     assert [r.token_ids for r in adapted] == [r.token_ids for r in ar] * 8
 
 
-@pytest.mark.parametrize("options", [{"mode": "window"}, {"mode": "lookup"}, {"mode": "verify", "temperature": 0.5}])
-def test_it_belongs_to_greedy_verify(options):
-    with pytest.raises(UserError, match="lookup beside placeholders needs mode 'verify' at temperature 0"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "window"}, "belongs to mode 'verify', not to 'window'"),
+        ({"mode": "lookup"}, "belongs to mode 'verify', not to 'lookup'"),
+        ({"mode": "verify", "temperature": 0.5}, "needs temperature 0, not 0.5"),
+    ],
+)
+def test_it_belongs_to_greedy_verify(options, message):
+    with pytest.raises(UserError, match=message):
         DecodeOptions(lookup=True, **options)
