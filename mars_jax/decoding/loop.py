@@ -79,7 +79,7 @@ def _first_drafts(plan: Plan, settings: Settings, state: DecodeState) -> Drafts:
 def start_over(plan: Plan, vocab_size: int, state: DecodeState) -> DecodeState:
     """Let all rows go on with this plan, from no drafts.
 
-    Compiled, so that the new arrays lie where the others do: to `decode`, arrays that are not bound to a device would be
+    Compiled, so that the new arrays lie where the others do: to `decode`, arrays that are bound to no device would be
     another program.
     """
     return state._replace(drafts=no_drafts(plan, state.length.shape[0], vocab_size))
