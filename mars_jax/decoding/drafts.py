@@ -13,7 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mars_jax.decoding.settings import SOURCES
+from mars_jax.decoding.plan import Plan
+from mars_jax.decoding.settings import SOURCES, Settings
 
 # Longest suffix that `lookup` compares; longer matches say little more.
 LONGEST_MATCH = 4
@@ -37,25 +38,26 @@ class Drafts(NamedTuple):
         return jax.nn.one_hot(self.tokens, vocab_size, dtype=jnp.float32) if self.q is None else self.q
 
 
-def of_rows(by_source: Mapping[str, Drafts], source_B: jax.Array) -> Drafts:
-    """Each row's drafts, of its own source; of the first where its own is not there, as in a row that checks none."""
-    (_, drafts), *others = by_source.items()
-    for name, other in others:
+def of_rows(by_source: Mapping[str, Drafts], plan: Plan, settings: Settings) -> Drafts:
+    """Each row's drafts, of its own source, and those of lookup beside them where the row asked for them.
+
+    Rows that check no drafts may have a source that the plan lacks: they get the first one's, which are none to them.
+    """
+    drafts, *others = (by_source[name] for name in plan.sources)
+    for name, other in zip(plan.sources[1:], others, strict=True):
         if drafts.q is not None or other.q is not None:
             vocab_size = (other if drafts.q is None else drafts).q.shape[-1]
             drafts, other = (d._replace(q=d.distributions(vocab_size)) for d in (drafts, other))
-        drafts = chosen(source_B == SOURCES.index(name), other, drafts)
-    return drafts
+        drafts = chosen(settings.source == SOURCES.index(name), other, drafts)
+    if not plan.found:
+        return drafts
+    found = by_source["lookup"]
+    return drafts._replace(found=found._replace(count=jnp.where(settings.beside, found.count, 0)))
 
 
 def chosen(where_B: jax.Array, ours, theirs):
     """One of two pytrees of arrays `[B, ...]`, by row."""
     return jax.tree.map(lambda a, b: jnp.where(where_B.reshape(-1, *[1] * (a.ndim - 1)), a, b), ours, theirs)
-
-
-def beside(found: Drafts, asked_B: jax.Array) -> Drafts:
-    """Drafts of lookup for the rows that asked for them beside their others."""
-    return found._replace(count=jnp.where(asked_B, found.count, 0))
 
 
 def lookup(tokens_BN: jax.Array, length_B: jax.Array, width_B: jax.Array, drafts: int) -> Drafts:

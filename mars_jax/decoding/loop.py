@@ -71,8 +71,7 @@ def _first_drafts(plan: Plan, settings: Settings, state: DecodeState) -> Drafts:
         u_BK = uniforms(settings.sampling.seed, state.forwards, Purpose.GUESS, plan.drafts)
         guess_BK = sources.guesses(u_BK, state.tokens, state.length)
         by_source["jacobi"] = nothing._replace(tokens=guess_BK, count=jnp.minimum(settings.width, plan.drafts))
-    drafts = sources.of_rows({name: by_source[name] for name in plan.sources}, settings.source)
-    return drafts._replace(found=sources.beside(by_source["lookup"], settings.beside) if plan.found else None)
+    return sources.of_rows(by_source, plan, settings)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))

@@ -75,7 +75,7 @@ class DecodeOptions:
             _number(name, getattr(self, name), int, least=1, most=most)
         _number("max_new_tokens", self.max_new_tokens, int, least=1)
         for name in ("min_new_tokens", "top_k"):
-            _number(name, getattr(self, name), int, least=0, most=LARGEST_INT32)
+            _number(name, getattr(self, name), int, least=0, most=LARGEST_INTEGER)
         for name in ("tau", "temperature"):
             _number(name, getattr(self, name), float, least=0)
         for name in ("top_p", "min_p"):
@@ -134,7 +134,7 @@ class DecodeOptions:
 OPTION_NAMES = tuple(f.name for f in fields(DecodeOptions))
 
 
-LARGEST_INT32 = 2**30  # and as much again, a prompt say, still fits
+LARGEST_INTEGER = 2**30  # with a prompt's length added it still fits int32
 LARGEST_FLOAT32 = 3.4028234e38  # what the device computes with; beyond it a number becomes infinite
 
 

@@ -160,8 +160,7 @@ def _next_drafts(plan: Plan, settings: Settings, state, checked: Checked, ahead:
         u_BK = uniforms(settings.sampling.seed, state.forwards, Purpose.GUESS, plan.drafts)
         guess_BK = sources.guesses(u_BK, state.tokens, state.length)
         by_source["jacobi"] = sources.jacobi(checked.likeliest, checked.confirmed, guess_BK, settings.width)
-    drafts = sources.of_rows({name: by_source[name] for name in plan.sources}, settings.source)
-    return drafts._replace(found=sources.beside(by_source["lookup"], settings.beside) if plan.found else None)
+    return sources.of_rows(by_source, plan, settings)
 
 
 def _resized(array_BX: jax.Array, size: int) -> jax.Array:
